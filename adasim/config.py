@@ -1,0 +1,322 @@
+"""One tree of dataclasses describes a run: typed once, saved with the run, and the command line's `--help`.
+
+Every field has a docstring under it. `__post_init__` refuses a value that is wrong by itself; `Config.check`
+refuses what only the data can show to be wrong (too few images, no labels).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from adasim.errors import UserError
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Which images, and how they are read."""
+
+    source: str = "embedded"
+    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `embedded[:COUNT]`."""
+    workers: int = 2
+    """Loader processes for the per-image path; 0 reads in the main process. Any number gives the same run."""
+    max_unreadable: float = 0.01
+    """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
+
+    def __post_init__(self) -> None:
+        _at_least("data.workers", self.workers, 0)
+        _between("data.max_unreadable", self.max_unreadable, 0, 1)
+
+
+@dataclass(kw_only=True)
+class ViewsConfig:
+    """How an image becomes two (or more) training views."""
+
+    recipe: Literal["dino", "simsiam"] = "dino"
+    """Whose augmentations: DINO's asymmetric pair, or SimSiam's symmetric one."""
+    engine: Literal["auto", "image", "batch"] = "auto"
+    """`image`: torchvision per image in loader workers. `batch`: whole batches on the device, for small images
+    held in memory. `auto` takes `batch` up to 64 pixels when the data set fits in 2 GB, else `image`."""
+    size: int = 224
+    """Side of the global views in pixels."""
+    scale: tuple[float, float] = (0.4, 1.0)
+    """Share of the image's area that a global crop covers."""
+    local_crops: int = 0
+    """Small extra views for the student alone (multi-crop); 0 as in the paper."""
+    local_size: int = 96
+    """Side of the local views in pixels."""
+    local_scale: tuple[float, float] = (0.05, 0.4)
+    """Share of the image's area that a local crop covers."""
+    color: float = 1.0
+    """Strength of the colour jitter and greyscale; 0 switches both off."""
+    blur: float = 1.0
+    """Multiplies the blur probabilities; 0 switches blur off (wise below 64 pixels)."""
+    solarize: float = 1.0
+    """Multiplies DINO's solarisation probability of the second view; 0 switches it off."""
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    """Channel means taken off at the end; ImageNet's by default."""
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    """Channel deviations divided by at the end; ImageNet's by default."""
+
+    def __post_init__(self) -> None:
+        _at_least("views.size", self.size, 8)
+        _at_least("views.local_crops", self.local_crops, 0)
+        for name in ("scale", "local_scale"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= 1:
+                raise UserError(f"views.{name}={low, high} must satisfy 0 < low <= high <= 1.")
+        for name in ("color", "blur", "solarize"):
+            _between(f"views.{name}", getattr(self, name), 0, 1)
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """The encoder."""
+
+    name: str = "vit_small"
+    """`vit_tiny`, `vit_small`, `vit_base`, `resnet18`, `resnet50`, `resnet_tiny`, `vit_mini`, or any timm name."""
+    patch_size: int = 16
+    """Side of a ViT's patches in pixels."""
+    small_stem: bool = False
+    """ResNets: a 3x3 stem without pooling, for images of 32 to 64 pixels."""
+    drop_path: float = 0.1
+    """Stochastic depth of the student (linear from 0 over the blocks); the teacher has none."""
+
+    def __post_init__(self) -> None:
+        _at_least("model.patch_size", self.patch_size, 1)
+        _between("model.drop_path", self.drop_path, 0, 0.99)
+
+
+@dataclass(kw_only=True)
+class DinoConfig:
+    """DINO's head, temperatures and teacher."""
+
+    out_dim: int = 65536
+    """Prototypes: width of the head's output."""
+    hidden_dim: int = 2048
+    """Width of the head's two hidden layers."""
+    bottleneck_dim: int = 256
+    """Width of the normalised layer before the prototypes."""
+    norm_last_layer: bool = False
+    """Freeze the gains of the weight-normed last layer at 1."""
+    freeze_last_layer_epochs: int = 1
+    """Epochs in which the last layer does not learn."""
+    student_temp: float = 0.1
+    """Temperature of the student's softmax."""
+    teacher_temp_start: float = 0.04
+    """Teacher temperature at the first epoch."""
+    teacher_temp: float = 0.07
+    """Teacher temperature after its warm-up."""
+    teacher_temp_warmup_epochs: int = 30
+    """Epochs over which the teacher temperature rises linearly."""
+    teacher_momentum: float = 0.996
+    """Start of the teacher's moving-average momentum; a cosine takes it to 1."""
+    center_momentum: float = 0.9
+    """Momentum of the running centre of the teacher's logits."""
+
+    def __post_init__(self) -> None:
+        for name in ("out_dim", "hidden_dim", "bottleneck_dim"):
+            _at_least(f"dino.{name}", getattr(self, name), 2)
+        for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"dino.{name}={getattr(self, name)} must be above 0.")
+        _between("dino.teacher_momentum", self.teacher_momentum, 0, 1)
+        _between("dino.center_momentum", self.center_momentum, 0, 1)
+
+
+@dataclass(kw_only=True)
+class SimSiamConfig:
+    """SimSiam's projector and predictor."""
+
+    proj_dim: int = 2048
+    """Width of the projector (all three layers)."""
+    pred_dim: int = 512
+    """Width of the predictor's hidden layer."""
+    fix_pred_lr: bool = True
+    """Keep the predictor's learning rate constant while the encoder's decays."""
+
+    def __post_init__(self) -> None:
+        _at_least("simsiam.proj_dim", self.proj_dim, 2)
+        _at_least("simsiam.pred_dim", self.pred_dim, 2)
+
+
+@dataclass(kw_only=True)
+class NeighborsConfig:
+    """The neighbour memory and the distribution partners are drawn from (the paper's w, K and tau)."""
+
+    window: int = 10
+    """w: how many epochs of top-K lists are averaged."""
+    k: int = 3
+    """K: length of a top-K list, and size of the distribution's support."""
+    tau: float = 0.2
+    """Temperature of p_win; 0 means standard pairs."""
+    support: Literal["topk", "union"] = "topk"
+    """`topk`: the K best of the window's union, as released. `union`: all of it, as printed in the paper."""
+    timing: Literal["previous", "current"] = "previous"
+    """`previous`: partners come from the w epochs before this one, as released. `current`: the window includes
+    this epoch (Algorithm 1 as printed); the partner is drawn after the image's own forward pass."""
+    cache: Literal["auto", "float32", "float16"] = "auto"
+    """Type of the feature cache; `auto` is float16 on an accelerator and float32 on a CPU."""
+    oracle_p: float = 0.5
+    """Pairs `oracle` only: probability of a standard pair at the last epoch (falls linearly from 1)."""
+
+    def __post_init__(self) -> None:
+        _at_least("neighbors.window", self.window, 1)
+        _at_least("neighbors.k", self.k, 1)
+        if not self.tau >= 0:
+            raise UserError(f"neighbors.tau={self.tau} must be 0 (standard pairs) or above. The paper uses 0.2.")
+        _between("neighbors.oracle_p", self.oracle_p, 0, 1)
+
+
+@dataclass(kw_only=True)
+class OptimConfig:
+    """The optimiser and its schedules."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or SGD with momentum 0.9."""
+    lr: float = 5e-4
+    """Peak learning rate per 256 images; the run uses lr * batch_size / 256."""
+    min_lr: float = 1e-5
+    """Where the cosine ends (not scaled by the batch)."""
+    warmup_epochs: int = 10
+    """Epochs of linear warm-up from 0."""
+    lr_every: Literal["step", "epoch"] = "step"
+    """Whether the cosine moves every step (DINO) or every epoch (SimSiam)."""
+    weight_decay: float = 0.04
+    """Weight decay at the start."""
+    weight_decay_end: float = 0.4
+    """Weight decay at the end of its cosine."""
+    decay_all: bool = False
+    """Decay biases and 1-D parameters too (SimSiam); DINO leaves them out."""
+    clip_grad: float = 0.0
+    """Clip each parameter tensor's gradient to this norm; 0 is off."""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise UserError(f"optim.lr={self.lr} must be above 0.")
+        _at_least("optim.min_lr", self.min_lr, 0)
+        _at_least("optim.warmup_epochs", self.warmup_epochs, 0)
+        _at_least("optim.clip_grad", self.clip_grad, 0)
+
+
+@dataclass(kw_only=True)
+class SaveConfig:
+    """Checkpoints and logs."""
+
+    every_minutes: float = 10.0
+    """Save in mid-epoch when this much time has passed since the last checkpoint; 0 saves after every step."""
+    keep: int = 2
+    """How many checkpoints to keep; the newest valid one is never deleted."""
+    log_every: int = 50
+    """Steps between two lines of metrics."""
+
+    def __post_init__(self) -> None:
+        _at_least("save.every_minutes", self.every_minutes, 0)
+        _at_least("save.keep", self.keep, 1)
+        _at_least("save.log_every", self.log_every, 1)
+
+
+@dataclass(kw_only=True)
+class EvalConfig:
+    """Evaluation during pretraining."""
+
+    every: int = 0
+    """Measure k-NN accuracy every so many epochs (needs labels); 0 is never."""
+
+    def __post_init__(self) -> None:
+        _at_least("eval.every", self.every, 0)
+
+
+@dataclass(kw_only=True)
+class Config:
+    """A whole pretraining run."""
+
+    recipe: str = "custom"
+    """Name of the recipe this configuration started from."""
+    method: Literal["dino", "simsiam"] = "dino"
+    """Which self-distillation method."""
+    pairs: Literal["standard", "nearest", "adasim", "oracle"] = "adasim"
+    """Who is whose partner: two views of one image; +NN (always the best other image); AdaSim; same class (oracle)."""
+    epochs: int = 100
+    """Passes over the data."""
+    batch_size: int = 256
+    """Images per step, over all processes."""
+    seed: int = 0
+    """Names every random choice of the run."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast type of the forward pass on an accelerator; a CPU always runs fp32."""
+    data: DataConfig = field(default_factory=DataConfig)
+    views: ViewsConfig = field(default_factory=ViewsConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dino: DinoConfig = field(default_factory=DinoConfig)
+    simsiam: SimSiamConfig = field(default_factory=SimSiamConfig)
+    neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    save: SaveConfig = field(default_factory=SaveConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        _at_least("epochs", self.epochs, 1)
+        _at_least("batch_size", self.batch_size, 1)
+
+    def check(self, num_images: int, has_labels: bool) -> None:
+        """Refuse, before anything is written, what this data set makes impossible."""
+        if self.batch_size > num_images:
+            raise UserError(
+                f"batch_size={self.batch_size} is more than the {num_images} images of {self.data.source}. "
+                f"Lower --batch-size."
+            )
+        if self.pairs == "oracle" and not has_labels:
+            raise UserError(
+                f"pairs=oracle needs labels and {self.data.source} has none. "
+                f"Sort the images into one folder per class, or choose --pairs adasim."
+            )
+        if self.pairs in ("standard", "oracle"):
+            return
+        if self.neighbors.k > num_images:
+            raise UserError(
+                f"neighbors.k={self.neighbors.k} is more than the {num_images} images of {self.data.source}. "
+                f"Lower --neighbors.k."
+            )
+        if self.pairs == "nearest" and self.neighbors.k < 2:
+            raise UserError("pairs=nearest needs neighbors.k of at least 2: the list may hold the image itself.")
+        if self.pairs == "adasim" and self.neighbors.window >= self.epochs:
+            raise UserError(
+                f"neighbors.window={self.neighbors.window} needs at least {self.neighbors.window + 1} epochs; "
+                f"this run has {self.epochs}. Lower --neighbors.window or raise --epochs."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Config:
+        """The inverse of `to_dict`, also after a trip through JSON (tuples became lists)."""
+        return _build(cls, values, "")
+
+
+def _build(cls: Any, values: dict[str, Any], where: str) -> Any:
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise UserError(f"Unknown field {where}{unknown[0]} in the saved configuration.")
+    kwargs: dict[str, Any] = {}
+    for name, value in values.items():
+        factory = known[name].default_factory
+        if isinstance(value, dict) and isinstance(factory, type):
+            value = _build(factory, value, f"{where}{name}.")
+        kwargs[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**kwargs)
+
+
+def _at_least(name: str, value: float, low: float) -> None:
+    if not value >= low:
+        raise UserError(f"{name}={value} must be at least {low}.")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise UserError(f"{name}={value} must be between {low} and {high}.")
