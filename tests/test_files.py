@@ -1,0 +1,120 @@
+"""A file is written whole or not at all, whatever happens in the middle."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from adasim.files import TEMPORARY, atomic_write, remove_leftovers, sha256_file
+
+KILL_AT = """
+import os, signal, sys
+from pathlib import Path
+from adasim.files import atomic_write
+
+path, call, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+real = getattr(os, call)
+
+def killing(*args, **kwargs):
+    if when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(os, call, killing)
+atomic_write(path, b"new" * 100_000)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_bytes_and_writers_give_the_same_file(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        file.write(b"ab")
+        file.write(b"c")
+
+    atomic_write(tmp_path / "bytes", b"abc")
+    atomic_write(tmp_path / "writer", write)
+    assert (tmp_path / "bytes").read_bytes() == (tmp_path / "writer").read_bytes() == b"abc"
+    assert names(tmp_path) == ["bytes", "writer"]
+
+
+def test_an_existing_file_is_replaced(tmp_path: Path) -> None:
+    for content in (b"a long first version", b"", b"second"):
+        atomic_write(tmp_path / "x", content)
+        assert (tmp_path / "x").read_bytes() == content
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+    def fail(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise error
+
+    atomic_write(tmp_path / "x", b"old")
+    with pytest.raises(type(error)):
+        atomic_write(tmp_path / "x", fail)
+    assert (tmp_path / "x").read_bytes() == b"old"
+    assert names(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("call", "when", "expected"),
+    [("fsync", "before", b"old"), ("replace", "before", b"old"), ("replace", "after", b"new" * 100_000)],
+)
+def test_sigkill_leaves_the_old_or_the_new_file_whole(
+    tmp_path: Path, call: str, when: str, expected: bytes
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    done = subprocess.run([sys.executable, "-c", KILL_AT, str(path), call, when])
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_bytes() == expected
+    left = [p.name for p in remove_leftovers(tmp_path)]
+    assert all(name.endswith(TEMPORARY) for name in left)
+    assert len(left) == (expected == b"old")
+    assert names(tmp_path) == ["x"]
+
+
+def test_the_file_reaches_the_disk_before_its_name_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for call in ("fsync", "replace"):
+        real = getattr(os, call)
+        monkeypatch.setattr(os, call, lambda *a, _c=call, _r=real: (calls.append(_c), _r(*a))[1])
+    atomic_write(tmp_path / "x", b"abc")
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_leftovers_are_files_and_folders_with_our_suffix_alone(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("keep me")
+    folder = tmp_path / "run"
+    (folder / f"step{TEMPORARY}").mkdir(parents=True)
+    (folder / f"step{TEMPORARY}" / "half").write_text("half")
+    (folder / f"file{TEMPORARY}").write_text("half")
+    (folder / f"link{TEMPORARY}").symlink_to(outside, target_is_directory=True)
+    (folder / "user.tmp").write_text("not ours")
+    (folder / "sub").mkdir()
+    (folder / "sub" / f"deep{TEMPORARY}").write_text("another folder's business")
+    assert len(remove_leftovers(folder)) == 3
+    assert names(folder) == ["sub", "user.tmp"]
+    assert names(folder / "sub") == [f"deep{TEMPORARY}"]
+    assert (outside / "precious").read_text() == "keep me"
+    assert remove_leftovers(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 1_000_003])
+def test_sha256_is_that_of_the_content(tmp_path: Path, size: int) -> None:
+    content = bytes(i % 251 for i in range(size))
+    (tmp_path / "x").write_bytes(content)
+    assert sha256_file(tmp_path / "x") == hashlib.sha256(content).hexdigest()
