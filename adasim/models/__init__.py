@@ -1,0 +1,16 @@
+"""Encoders and the heads that train them."""
+
+from adasim.models.backbones import Backbone, build_backbone
+from adasim.models.files import BACKBONE_FILE, load_backbone, save_backbone
+from adasim.models.heads import DinoHead, Predictor, Projector
+
+__all__ = [
+    "BACKBONE_FILE",
+    "Backbone",
+    "DinoHead",
+    "Predictor",
+    "Projector",
+    "build_backbone",
+    "load_backbone",
+    "save_backbone",
+]

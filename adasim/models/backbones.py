@@ -1,0 +1,175 @@
+"""Encoders: timm models behind one contract, a pooled feature for the memory and patch features beside it.
+
+`Backbone.net` is a plain timm model and `Backbone.spec` says which; its weights load without adasim:
+
+    net = timm.create_model(spec["timm"], **spec["kwargs"])
+    if spec["stem"] != "timm":       # ResNets for small images: timm has no switch for these two lines
+        net.maxpool = nn.Identity()
+    if spec["stem"] == "3x3":
+        net.conv1 = nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)
+    net.load_state_dict(safetensors.torch.load_file("backbone.safetensors"))
+
+`resnet_tiny` is timm's ResNet class with one BasicBlock per stage, 16 to 128 channels wide, behind timm's
+deep stem (three 3x3 convolutions, the first with stride 2) and with `stem="no_pool"`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import timm
+from timm.models import VisionTransformer
+from torch import Tensor, nn
+
+from adasim.config import ModelConfig
+from adasim.errors import UserError
+
+# LayerNorm eps 1e-6, qkv bias, GELU, MLP ratio 4 and no LayerScale are timm's own for these names.
+_VITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit_mini": ("vit_tiny_patch16_224", {"embed_dim": 96, "depth": 4, "num_heads": 3}),
+    "vit_tiny": ("vit_tiny_patch16_224", {}),
+    "vit_small": ("vit_small_patch16_224", {}),
+    "vit_base": ("vit_base_patch16_224", {}),
+}
+_RESNETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet_tiny": (
+        "resnet18",
+        {"layers": [1, 1, 1, 1], "channels": [16, 32, 64, 128], "stem_type": "deep", "stem_width": 8},
+    ),
+    "resnet18": ("resnet18", {}),
+    "resnet50": ("resnet50", {}),
+}
+
+
+class Backbone(nn.Module):
+    """A timm model without its classifier.
+
+    Attributes:
+        net: the timm model; its state_dict is what is exported.
+        dim: D, width of the pooled feature.
+        spec: JSON-able description from which `from_spec` rebuilds the model.
+    """
+
+    def __init__(self, net: nn.Module, spec: dict[str, Any]) -> None:
+        super().__init__()
+        self.net = net
+        self.spec = spec
+        self.dim: int = spec["dim"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pooled feature (B, D) of images (B, C, H, W): a ViT's CLS after the final norm, a ResNet's mean."""
+        return self.net(x)
+
+    def tokens(self, x: Tensor, n_blocks: int = 1) -> list[tuple[Tensor | None, Tensor]]:
+        """CLS (B, D) or None, and patches (B, D, h, w), of each of the last `n_blocks` blocks in order.
+
+        Each passes through the final norm. A convolutional net has one entry, its last feature map, no CLS.
+        """
+        if not isinstance(self.net, VisionTransformer):
+            return [(None, self._feature_map(x, n_blocks))]
+        depth = len(self.net.blocks)
+        if not 1 <= n_blocks <= depth:
+            raise UserError(
+                f"n_blocks={n_blocks} must be between 1 and the {depth} blocks of {self.spec['name']}."
+            )
+        blocks: list[Any] = self.net.forward_intermediates(  # type: ignore[assignment]
+            x, indices=n_blocks, norm=True, return_prefix_tokens=True, intermediates_only=True
+        )
+        if self.net.num_prefix_tokens == 0:
+            return [(None, patches) for patches in blocks]
+        has_cls = self.net.cls_token is not None  # the prefix may also be registers alone
+        return [(prefix[:, 0] if has_cls else None, patches) for patches, prefix in blocks]
+
+    def _feature_map(self, x: Tensor, n_blocks: int) -> Tensor:
+        if n_blocks != 1:
+            raise UserError(
+                f"n_blocks={n_blocks} needs a ViT; {self.spec['name']} has its last feature map only."
+            )
+        features = self.net.forward_features(x)  # type: ignore[operator]
+        if features.ndim != 4:
+            raise UserError(f"{self.spec['name']} has no feature map; choose a ViT or a convolutional net.")
+        return features.permute(0, 3, 1, 2) if getattr(self.net, "output_fmt", "NCHW") == "NHWC" else features
+
+
+def build_backbone(
+    config: ModelConfig,
+    image_size: int,
+    channels: int = 3,
+    *,
+    student: bool,
+    zero_init_residual: bool = False,
+) -> Backbone:
+    """A freshly initialised encoder for square images of `image_size` pixels.
+
+    Args:
+        config: name, patch size, stem, drop path.
+        image_size: side of the images; a ViT's position grid is laid out for it and interpolated for others.
+        channels: channels of the images.
+        student: whether stochastic depth is in force; a teacher has none. ResNets never have it (as in DINO,
+            where the setting is inert for them).
+        zero_init_residual: start every residual branch of a ResNet at zero (SimSiam does, DINO does not).
+    """
+    spec = _describe(config, image_size, channels)
+    extra: dict[str, Any] = {}
+    if config.name in _RESNETS:
+        extra["zero_init_last"] = zero_init_residual
+    elif student and config.drop_path > 0:
+        extra["drop_path_rate"] = config.drop_path
+    backbone = from_spec(spec, **extra)
+    if config.name in _VITS:
+        # timm starts CLS at 1e-6 and all else as DINO does; DINO's bounds of +-2 make this a plain normal.
+        nn.init.trunc_normal_(backbone.net.cls_token, std=0.02)  # type: ignore[arg-type]
+    return backbone
+
+
+def from_spec(spec: dict[str, Any], **extra: Any) -> Backbone:
+    """The model that `spec` describes, with fresh weights; `extra` goes to timm but not into the spec."""
+    try:
+        net: Any = timm.create_model(spec["timm"], pretrained=False, **spec["kwargs"], **extra)
+    except TypeError as error:  # an architecture without this argument
+        option = "model.drop_path=0" if "drop_path_rate" in str(error) else "another model"
+        raise UserError(f"timm cannot build {spec['name']} ({error}). Choose {option}.") from error
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UserError(f"timm cannot build {spec['name']} for this image size: {error}.") from error
+    if spec["stem"] != "timm":
+        net.maxpool = nn.Identity()
+    if spec["stem"] == "3x3":
+        net.conv1 = nn.Conv2d(spec["kwargs"]["in_chans"], net.bn1.num_features, 3, 1, 1, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    dim = getattr(net, "head_hidden_size", None) or net.num_features
+    return Backbone(net, spec | {"dim": dim})
+
+
+def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, Any]:
+    """The spec of `config`'s encoder, without the width that only the built model knows."""
+    name, stem = config.name, "timm"
+    if name in _VITS:
+        if image_size % config.patch_size:
+            raise UserError(
+                f"model.patch_size={config.patch_size} does not divide views.size={image_size}. "
+                f"Choose --model.patch-size or --views.size so that it does."
+            )
+        timm_name, kwargs = _VITS[name]
+        kwargs = kwargs | {"patch_size": config.patch_size, "img_size": image_size, "dynamic_img_size": True}
+    elif name in _RESNETS:
+        timm_name, kwargs = _RESNETS[name]
+        stem = "3x3" if config.small_stem else "no_pool" if name == "resnet_tiny" else "timm"
+    elif ":" not in name and timm.is_model(name.split(".")[0]):  # "hf-hub:..." would go to the network
+        defaults = timm.get_pretrained_cfg(name.split(".")[0])
+        timm_name, kwargs = name, {"img_size": image_size} if defaults and defaults.fixed_input_size else {}
+    else:
+        known = [*_VITS, *_RESNETS, *timm.list_models()]
+        nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [*_VITS, *_RESNETS]
+        raise UserError(f"Unknown model.name={name!r}. The nearest names are {', '.join(nearest)}.")
+    if config.small_stem and name not in _RESNETS:
+        raise UserError(f"model.small_stem is for {', '.join(_RESNETS)}; {name} has no such stem.")
+    kwargs = kwargs | {"in_chans": channels, "num_classes": 0}
+    return {
+        "name": name,
+        "timm": timm_name,
+        "kwargs": kwargs,
+        "stem": stem,
+        "image_size": image_size,
+        "channels": channels,
+    }
