@@ -1,0 +1,339 @@
+"""Checkpoints of one run: tensors in safetensors files, everything else in a hashed JSON manifest, no pickle.
+
+    RUN/checkpoints/step-000000123/student.safetensors     one file per group of tensors
+                                   manifest.json           last: size and SHA-256 of every file, and `info`
+    RUN/history/epoch-000007-1f0c9a52d3e4b687.safetensors  one immutable file per epoch, shared by checkpoints
+
+A checkpoint is written as a temporary folder that takes its name by one rename: a kill at any moment leaves
+the ones before it whole. A second save at the same step (before and after an epoch's end) gets the name
+`step-000000123.1`: a valid checkpoint is never replaced, only superseded. Loading trusts nothing: names are
+plain, files are regular, sizes and hashes agree, headers parse; else the one before is taken.
+
+This module knows tensors and JSON, nothing of models. Only the process that holds the run's lock may write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from adasim.errors import UserError
+from adasim.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
+from adasim.train.packing import pack_optimizer as pack_optimizer
+from adasim.train.packing import unpack_optimizer as unpack_optimizer
+
+_FORMAT = 1
+_MAX_MANIFEST = 64 << 20  # a manifest holds counters, a configuration and hashes; a larger one is not ours
+_STEP = re.compile(r"step-([0-9]{9,})(?:\.([0-9]+))?")
+_PLAIN = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+)  # no separators and no leading dot: cannot leave its folder
+_SUFFIX = ".safetensors"
+
+
+class SaveFailed(Exception):  # noqa: N818 - it says what happened
+    """A save did not succeed (disk full, quota, folder gone); the checkpoints before it are untouched."""
+
+
+class InvalidCheckpoint(Exception):  # noqa: N818
+    """A checkpoint is not whole; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. Tensors are read when asked for."""
+
+    path: Path
+    step: int
+    info: dict[str, Any]
+    """What `save` was given, after a trip through JSON (tuples became lists)."""
+    groups: tuple[str, ...]
+    history: tuple[str, ...]
+    """Names of the history files, in the order that `save` was given."""
+
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """One group's tensors on the CPU: pages of the file, copied only when written to."""
+        return _read(self.path / f"{group}{_SUFFIX}")
+
+    def history_tensors(self, name: str) -> dict[str, Tensor]:
+        """One epoch's tensors, by its name in `history`."""
+        if name not in self.history:
+            raise KeyError(name)
+        return _read(self.path.parent.parent / "history" / name)
+
+
+class CheckpointStore:
+    """Checkpoints and history files of the run in `folder`; `warn` hears of those that are not whole."""
+
+    def __init__(self, folder: Path, keep: int, warn: Callable[[str], None] = print) -> None:
+        self.checkpoints = Path(folder) / "checkpoints"
+        self.history = Path(folder) / "history"
+        self.keep = keep
+        self.warn = warn
+        self._hashes: dict[tuple[int, ...], str] = {}  # file as it was when hashed -> SHA-256
+
+    def save(
+        self, step: int, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], history: list[str]
+    ) -> Path:
+        """Write a checkpoint, then delete what retention no longer needs.
+
+        Args:
+            step: optimiser steps done.
+            tensors: group -> name -> tensor; each group becomes one file.
+            info: whatever else the run needs, as JSON.
+            history: names that `write_history` returned and that this checkpoint needs.
+
+        Raises:
+            SaveFailed: nothing was kept of this checkpoint and nothing before it was touched.
+        """
+        for group in tensors:
+            if not _PLAIN.fullmatch(group):
+                raise ValueError(f"{group!r} cannot be the name of a group of tensors")
+        json.dumps(info)  # a value that JSON cannot hold is a mistake of the caller: raise before any write
+        with self._saving(f"the checkpoint of step {step}"):
+            remove_leftovers(self.checkpoints)
+            final = self._free_name(step)
+            with _temporary_folder(final) as folder:
+                for group, values in tensors.items():
+                    _write(folder / f"{group}{_SUFFIX}", values)
+                manifest = {
+                    "format": _FORMAT,
+                    "step": step,
+                    "info": info,
+                    "groups": {group: self._entry(folder / f"{group}{_SUFFIX}") for group in tensors},
+                    "history": [{"name": name, **self._entry(self.history / name)} for name in history],
+                }
+                atomic_write(folder / "manifest.json", _seal(manifest))
+                os.rename(folder, final)
+            sync(self.checkpoints)
+        self._retain()
+        return final
+
+    def write_history(self, epoch: int, tensors: dict[str, Tensor]) -> str:
+        """Write one epoch's tensors once and for all; returns the file's name.
+
+        The name holds the content's hash. Writing the same epoch again (after a kill between this and the
+        next checkpoint) gives the same name and no second file; `save` prunes files that no checkpoint names.
+        """
+        with self._saving(f"the history of epoch {epoch}"):
+            remove_leftovers(self.history)
+            with _temporary_folder(self.history / f"epoch-{epoch:06d}") as folder:
+                _write(folder / "new", tensors)
+                digest = sha256_file(folder / "new")
+                final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{_SUFFIX}"
+                if not final.is_file() or sha256_file(final) != digest:
+                    os.replace(folder / "new", final)
+            sync(self.history)
+        return final.name
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, saying which newer ones are not; None if there never was one.
+
+        Raises:
+            UserError: there are checkpoints and none is whole. Starting anew would hide the damage.
+        """
+        self._hashes.clear()  # what is about to be trusted is read again
+        paths = self._newest_first()
+        problems: list[str] = []
+        for path in paths:
+            try:
+                checkpoint = self._verify(path)
+            except InvalidCheckpoint as problem:
+                problems.append(f"Checkpoint {path.name} is not usable: {problem}.")
+                continue
+            for message in problems:
+                self.warn(f"{message} Going back to {path.name}.")
+            return checkpoint
+        if problems:
+            raise UserError(
+                f"No usable checkpoint in {self.checkpoints}. {problems[0]} Restore it from a copy, "
+                f"or start again with another --out."
+            )
+        return None
+
+    def _retain(self) -> None:
+        """Keep the `keep` newest valid checkpoints and their history; with no valid one, everything."""
+        valid: list[Checkpoint] = []
+        others: list[Path] = []
+        for path in self._newest_first():
+            if len(valid) < self.keep:
+                with suppress(InvalidCheckpoint):
+                    valid.append(self._verify(path))
+                    continue
+            others.append(path)
+        if not valid:
+            return
+        with suppress(OSError):  # a file that cannot be deleted is no reason to stop
+            for path in others:
+                doomed = temporary_name(path)
+                os.rename(path, doomed)  # a deletion cut short must not look like a checkpoint
+                remove(doomed)
+            needed = {name for checkpoint in valid for name in checkpoint.history}
+            for path in self.history.glob(f"*{_SUFFIX}"):
+                if path.name not in needed:
+                    path.unlink()
+
+    def _verify(self, path: Path) -> Checkpoint:
+        """Read the manifest and check every file it names, trusting nothing in it."""
+        try:
+            _require_kind(path, stat.S_ISDIR, "folder")
+            manifest = _unseal(path / "manifest.json")
+            step, groups, history = manifest["step"], manifest["groups"], manifest["history"]
+            if step != _order(path)[0]:
+                raise InvalidCheckpoint(f"its manifest speaks of step {step}")
+            if not isinstance(manifest["info"], dict):
+                raise InvalidCheckpoint("its manifest has no info")
+            for group, entry in groups.items():
+                self._check(path, f"{group}{_SUFFIX}", entry)
+            for entry in history:
+                self._check(self.history, entry["name"], entry)
+            names = tuple(entry["name"] for entry in history)
+            return Checkpoint(path, step, manifest["info"], tuple(groups), names)
+        except OSError as error:
+            raise InvalidCheckpoint(
+                f"{error.filename or path} could not be read ({error.strerror})"
+            ) from error
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InvalidCheckpoint(f"its manifest is malformed ({error!r})") from error
+
+    def _check(self, folder: Path, name: str, entry: dict[str, Any]) -> None:
+        if not _PLAIN.fullmatch(name):
+            raise InvalidCheckpoint(f"its manifest names {name!r}, which is not a plain file name")
+        path = folder / name
+        if not os.path.lexists(path):
+            raise InvalidCheckpoint(f"{name} is missing")
+        size = _require_kind(path, stat.S_ISREG, "regular file").st_size
+        if size != entry["size"]:
+            raise InvalidCheckpoint(f"{name} has {size} bytes instead of {entry['size']}")
+        if self._hash(path) != entry["sha256"]:
+            raise InvalidCheckpoint(f"the content of {name} has changed (its SHA-256 differs)")
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise InvalidCheckpoint(f"{name} is not a safetensors file ({error})") from error
+
+    def _entry(self, path: Path) -> dict[str, Any]:
+        return {"size": path.stat().st_size, "sha256": self._hash(path)}
+
+    def _hash(self, path: Path) -> str:
+        """SHA-256 of a file; known files that have not been touched since are not read again.
+
+        Without this every save would read the whole window of history, and retention every kept checkpoint.
+        """
+        status = path.stat()
+        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if version not in self._hashes:
+            self._hashes[version] = sha256_file(path)
+        return self._hashes[version]
+
+    def _newest_first(self) -> list[Path]:
+        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else iter(())
+        return sorted((p for p in found if _STEP.fullmatch(p.name)), key=_order, reverse=True)
+
+    def _free_name(self, step: int) -> Path:
+        revisions = [revision for s, revision in map(_order, self._newest_first()) if s == step]
+        suffix = f".{max(revisions) + 1}" if revisions else ""
+        return self.checkpoints / f"step-{step:09d}{suffix}"
+
+    @contextmanager
+    def _saving(self, what: str) -> Iterator[None]:
+        """Turn whatever the file system refuses into one sentence."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.history.mkdir(parents=True, exist_ok=True)
+            yield
+        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            raise SaveFailed(
+                f"Could not write {what} to {self.checkpoints.parent}: {reason}. "
+                f"The checkpoints before it are untouched; make room on the disk before the next save."
+            ) from error
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """(step, revision) of a checkpoint's folder."""
+    match = _STEP.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """One safetensors file, from the tensors' own memory. safetensors refuses strided and shared tensors."""
+    seen: set[int] = set()
+    dense: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous()
+        if tensor.numel() and tensor.data_ptr() in seen:  # tied weights
+            tensor = tensor.clone()
+        seen.add(tensor.data_ptr())
+        dense[name] = tensor
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(dense, path)
+    path.chmod(mode)  # safetensors makes files that their owner alone can read, whatever the umask
+    sync(path)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def _seal(manifest: dict[str, Any]) -> bytes:
+    """The manifest as JSON, with the SHA-256 of its own canonical form."""
+    manifest = json.loads(json.dumps(manifest))
+    return json.dumps({**manifest, "sha256": _canonical_hash(manifest)}, indent=1).encode()
+
+
+def _unseal(path: Path) -> dict[str, Any]:
+    if not os.path.lexists(path):
+        raise InvalidCheckpoint("manifest.json is missing")
+    if _require_kind(path, stat.S_ISREG, "regular file").st_size > _MAX_MANIFEST:
+        raise InvalidCheckpoint(f"manifest.json is larger than {_MAX_MANIFEST} bytes")
+    try:
+        manifest = json.loads(path.read_bytes())
+        digest = manifest.pop("sha256")
+        intact = digest == _canonical_hash(manifest)
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise InvalidCheckpoint("manifest.json is not a manifest of ours") from error
+    if not intact:
+        raise InvalidCheckpoint("manifest.json has changed (its SHA-256 differs)")
+    if manifest.get("format") != _FORMAT:
+        raise InvalidCheckpoint(f"its format is {manifest.get('format')!r} and this version reads {_FORMAT}")
+    return manifest
+
+
+def _canonical_hash(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _require_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> os.stat_result:
+    """Links, pipes and devices are refused before they are opened."""
+    status = os.lstat(path)
+    if not is_kind(status.st_mode):
+        raise InvalidCheckpoint(f"{path.name} is not a {kind}")
+    return status
+
+
+@contextmanager
+def _temporary_folder(beside: Path) -> Iterator[Path]:
+    """A folder for unfinished work, gone afterwards unless the block has renamed it."""
+    folder = temporary_name(beside)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove(folder)
