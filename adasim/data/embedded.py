@@ -1,9 +1,10 @@
 """The embedded data set: patterned pebbles, drawn by code, in any number and at any size.
 
 An image is a pebble (a smooth closed outline) on plain ground. The pebble carries one of sixteen families of
-pattern, and the family is the class. Rotation, period, position, outline, contrast, polarity, lighting and noise
-differ from image to image and say nothing about the class; there is no colour at all. So whatever survives
-cropping, flipping and a change of brightness is the class or a nuisance that images of all classes share.
+pattern, and the family is the class. Rotation, period, position, outline, contrast, polarity, lighting and
+noise differ from image to image and say nothing about the class; there is no colour at all. So whatever
+survives cropping, flipping and a change of brightness is the class or a nuisance that images of all classes
+share.
 
 Figures follow.
 """
@@ -38,7 +39,9 @@ class Planted:
 
 
 class EmbeddedImages(ArrayImages):
-    """`ArrayImages` with a mask for each image (0 ground, class + 1 on the pebble) and a list of what is planted."""
+    """`ArrayImages` with a mask for each image (0 ground, class + 1 on the pebble) and a list of what is
+    planted.
+    """
 
     def __init__(self, name: str, images: Tensor, labels: Tensor, masks: Tensor, planted: Planted) -> None:
         super().__init__(name, images, labels, list(FAMILIES), masks)
@@ -56,8 +59,8 @@ def embedded(
 ) -> EmbeddedImages:
     """Draw `count` greyscale images of `size` pixels, uint8 (count, 1, size, size), with labels and masks.
 
-    Image i is a pure function of (seed, split, i): a longer data set begins with the shorter one. Only what is
-    planted depends on `count`; its places are spread over the whole data set and never overlap.
+    Image i is a pure function of (seed, split, i): a longer data set begins with the shorter one. Only what
+    is planted depends on `count`; its places are spread over the whole data set and never overlap.
 
     >>> data = embedded(64, duplicates=2)
     >>> copy, original = data.planted.duplicates[0]

@@ -13,7 +13,9 @@ class Unreadable(Exception):  # noqa: N818  (a state of the file, as the quarant
     """An image that cannot be decoded: `where` it is and the `reason`."""
 
     def __init__(self, where: str, reason: str) -> None:
-        super().__init__(where, reason)  # both, so that the exception survives a trip through a worker's pickle
+        super().__init__(
+            where, reason
+        )  # both, so that the exception survives a trip through a worker's pickle
         self.where = where
         self.reason = reason
 

@@ -1,8 +1,8 @@
 """Sixteen families of pattern, each a function of the plane.
 
-Every function takes coordinates u, v (n, H, W) measured in periods of the pattern, and extra uniforms r (n, R)
-for what else may vary within the family. It returns values around 0 whose sign tells ink from paper; `embedded`
-turns them into grey levels.
+Every function takes coordinates u, v (n, H, W) measured in periods of the pattern, and extra uniforms r (n,
+R) for what else may vary within the family. It returns values around 0 whose sign tells ink from paper;
+`embedded` turns them into grey levels.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def honeycomb(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
     tall = math.sqrt(3)
     a, b = _centred(u), tall * _centred(v / tall)
     c, d = _centred(u - 0.5), tall * _centred(v / tall - 0.5)
-    first = a.square() + b.square() < c.square() + d.square()  # which of the two lattices has the nearest centre
+    first = (
+        a.square() + b.square() < c.square() + d.square()
+    )  # which of the two lattices has the nearest centre
     x, y = torch.where(first, a, c).abs(), torch.where(first, b, d).abs()
     return 5 * (torch.maximum(x, x / 2 + y * tall / 2) - _each(r, 0, 0.36, 0.42))
 
