@@ -1,0 +1,27 @@
+"""Evaluations of frozen features: k-NN, linear, few-shot and linear segmentation, as published."""
+
+from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
+from adasim.eval.knn import KnnAccuracy, knn_accuracy
+from adasim.eval.linear import LinearResult, linear_probe, linear_probe_stream
+from adasim.eval.segmentation import (
+    LinearSegmenter,
+    MeanIou,
+    SegmentationResult,
+    linear_segmentation,
+    miou,
+)
+
+__all__ = [
+    "FewShotAccuracy",
+    "KnnAccuracy",
+    "LinearResult",
+    "LinearSegmenter",
+    "MeanIou",
+    "SegmentationResult",
+    "fewshot_accuracy",
+    "knn_accuracy",
+    "linear_probe",
+    "linear_probe_stream",
+    "linear_segmentation",
+    "miou",
+]

@@ -1,0 +1,252 @@
+"""Linear classification of frozen features: one head per learning rate, trained at once as one stacked layer.
+
+Two protocols. `dino`: SGD with momentum, no decay (Caron et al., 2021). `simsiam`: the same under LARC
+(Chen and He, 2021; You et al., 2017). Both begin at normal(0, 0.01) weights and zero biases, and take the
+rate from lr * batch_size / 256 to 0 by a cosine that moves once an epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adasim import seeding
+from adasim.errors import UserError
+from adasim.eval.checks import check_batch, check_features, check_labels, check_positive, check_split
+
+SWEEP = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
+"""Ten rates per 256 images that span what frozen features of either method ask for."""
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""(B, D) features and their (B,) labels, batch after batch."""
+
+_LOGITS = 1 << 24  # test logits held at a time
+
+
+class _Protocol(NamedTuple):
+    rate: float
+    epochs: int
+    batch_size: int
+    larc: bool
+
+
+PROTOCOLS = {
+    "dino": _Protocol(rate=0.001, epochs=100, batch_size=1024, larc=False),
+    "simsiam": _Protocol(rate=0.1, epochs=90, batch_size=4096, larc=True),
+}
+"""The published settings, which an argument of None takes."""
+
+
+class Score(NamedTuple):
+    """An accuracy in percent, and where it was reached (epochs count from 1)."""
+
+    top1: float
+    rate: float
+    epoch: int
+
+
+@dataclass(frozen=True)
+class LinearResult:
+    """Test accuracy of every rate after every epoch."""
+
+    protocol: str
+    rates: tuple[float, ...]
+    """Learning rates per 256 images."""
+    top1: tuple[tuple[float, ...], ...]
+    """Percent, one row per epoch and one column per rate."""
+
+    def best_epochs(self) -> tuple[Score, ...]:
+        """Each rate's best epoch: how both papers report."""
+        return tuple(
+            max(scores, key=lambda score: score.top1) for scores in zip(*self._scores(), strict=True)
+        )
+
+    def last_epochs(self) -> tuple[Score, ...]:
+        """Each rate's last epoch: no choice made by looking at the test set."""
+        return self._scores()[-1]
+
+    @property
+    def best(self) -> Score:
+        """The best epoch of the best rate."""
+        return max(self.best_epochs(), key=lambda score: score.top1)
+
+    @property
+    def last(self) -> Score:
+        """The last epoch of the rate that ends best."""
+        return max(self.last_epochs(), key=lambda score: score.top1)
+
+    def _scores(self) -> list[tuple[Score, ...]]:
+        return [
+            tuple(Score(value, rate, epoch) for value, rate in zip(row, self.rates, strict=True))
+            for epoch, row in enumerate(self.top1, start=1)
+        ]
+
+
+def linear_probe(
+    train_features: Any,
+    train_labels: Any,
+    test_features: Any,
+    test_labels: Any,
+    *,
+    rates: Sequence[float] | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    protocol: Literal["dino", "simsiam"] = "dino",
+    seed: int = 0,
+) -> LinearResult:
+    """Train linear heads on cached features (the quick mode: every epoch sees the same features).
+
+    Args:
+        train_features: (N, D); used as they are.
+        train_labels: (N,) whole numbers, in any range.
+        test_features: (M, D).
+        test_labels: (M,); each must occur among `train_labels`.
+        rates: learning rates per 256 images, one head each; None takes the published one. `SWEEP` has ten.
+        epochs, batch_size: None takes the published ones.
+    """
+    split = check_split(train_features, train_labels, test_features, test_labels)
+    batch_size = _published(protocol).batch_size if batch_size is None else batch_size
+    check_positive(batch_size=batch_size)
+
+    def shuffled(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = seeding.permutation(seed, "linear order", epoch, len(split.train)).to(split.train.device)
+        for ids in order.split(batch_size):
+            yield split.train.index_select(0, ids), split.train_labels[ids]
+
+    return _train(
+        shuffled, split.test, split.test_labels, len(split.classes), rates, epochs, batch_size, protocol, seed
+    )
+
+
+def linear_probe_stream(
+    epoch_batches: Callable[[int], Batches],
+    test_features: Any,
+    test_labels: Any,
+    *,
+    num_classes: int,
+    rates: Sequence[float] | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    protocol: Literal["dino", "simsiam"] = "dino",
+    seed: int = 0,
+) -> LinearResult:
+    """Train linear heads on features that are made anew for each epoch (from 0), as augmentation asks for.
+
+    Labels are 0..num_classes-1, and `batch_size` is the size of a full batch: it scales the rates. The rest
+    is as for `linear_probe`. One pass of the backbone feeds all rates.
+    """
+    test_features = check_features(test_features, "test_features")
+    test_labels = check_labels(test_labels, len(test_features), "test_labels").to(test_features.device)
+    if int(test_labels.max()) >= num_classes:
+        raise UserError(f"test_labels hold {int(test_labels.max())}, but num_classes={num_classes}.")
+    batch_size = _published(protocol).batch_size if batch_size is None else batch_size
+    check_positive(batch_size=batch_size)
+
+    def checked(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for features, labels in epoch_batches(epoch):
+            yield features, check_batch(features, labels, test_features.shape[1], num_classes)
+
+    return _train(checked, test_features, test_labels, num_classes, rates, epochs, batch_size, protocol, seed)
+
+
+class StackedHeads:
+    """R linear heads over the same features: one product forward, one back, then each head's own step.
+
+    All heads begin at the same weights, so that what a rate reaches does not depend on its company.
+    """
+
+    def __init__(
+        self, rates: int, dim: int, num_classes: int, seed: int, larc: bool, device: torch.device
+    ) -> None:
+        with seeding.seeded(seeding.key(seed, "linear head")):
+            weight = torch.empty(num_classes, dim).normal_(std=0.01)
+        self.weight = weight.to(device).repeat(rates, 1, 1)  # (R, C, D)
+        self.bias = torch.zeros(rates, num_classes, device=device)  # (R, C)
+        self.larc = larc
+        self._velocity = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(B, D) features to (B, R, C) logits."""
+        flat = torch.addmm(self.bias.flatten(), features, self.weight.flatten(0, 1).T)
+        return flat.view(len(features), *self.bias.shape)
+
+    def step(self, features: Tensor, labels: Tensor, lr: Tensor) -> None:
+        """One SGD step of every head on the batch's mean cross-entropy; `lr` is one rate per head, (R,)."""
+        # The gradient of the logits in closed form, (softmax - one-hot) / B, in the logits' own memory.
+        error = torch.softmax(self.logits(features), dim=2)  # (B, R, C)
+        places = labels.view(-1, 1, 1).expand(-1, len(lr), 1)
+        error.scatter_add_(2, places, error.new_tensor(-1.0).expand_as(places))
+        error = error.div_(len(labels)).flatten(1)  # (B, R * C)
+        gradients = [(error.T @ features).view_as(self.weight), error.sum(dim=0).view_as(self.bias)]
+        for value, gradient, velocity in zip(
+            (self.weight, self.bias), gradients, self._velocity, strict=True
+        ):
+            if self.larc:
+                gradient *= _per_head(larc_scale(value, gradient), gradient)
+            velocity.mul_(0.9).add_(gradient)
+            value.addcmul_(velocity, _per_head(lr, velocity), value=-1)
+
+
+def larc_scale(value: Tensor, gradient: Tensor, trust: float = 0.001) -> Tensor:
+    """LARC without clipping: trust * |w| / |g| for each of R stacked tensors, shape (R,).
+
+    Where either norm is 0 (a bias at its start) the gradient stays as it is, as in apex, which SimSiam used.
+    """
+    norm = torch.linalg.vector_norm(value.flatten(1), dim=1)
+    slope = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+    return torch.where((norm != 0) & (slope != 0), trust * norm / (slope + 1e-8), 1.0)
+
+
+def _train(
+    epoch_batches: Callable[[int], Batches],
+    test: Tensor,
+    test_labels: Tensor,
+    num_classes: int,
+    rates: Sequence[float] | None,
+    epochs: int | None,
+    batch_size: int,
+    protocol: str,
+    seed: int,
+) -> LinearResult:
+    published = _published(protocol)
+    rates = (published.rate,) if rates is None else tuple(float(rate) for rate in rates)
+    epochs = published.epochs if epochs is None else epochs
+    check_positive(epochs=epochs, num_classes=num_classes, rates=min(rates, default=0))
+    heads = StackedHeads(len(rates), test.shape[1], num_classes, seed, published.larc, test.device)
+    peak = torch.tensor(rates, device=test.device) * batch_size / 256
+    top1 = []
+    for epoch in range(epochs):
+        lr = peak * (0.5 * (1 + math.cos(math.pi * epoch / epochs)))
+        seen = 0
+        for features, labels in epoch_batches(epoch):
+            heads.step(features.to(test.device, torch.float32), labels.to(test.device), lr)
+            seen += len(labels)
+        if not seen:
+            raise UserError(f"Epoch {epoch} of the linear probe has no images. Check the training split.")
+        top1.append(_accuracy(heads, test, test_labels))
+    return LinearResult(protocol, rates, tuple(top1))
+
+
+def _accuracy(heads: StackedHeads, features: Tensor, labels: Tensor) -> tuple[float, ...]:
+    """Percent right per head. Logits that are not finite are never right: a rate that diverged scores 0."""
+    hits = torch.zeros(len(heads.bias), dtype=torch.int64, device=features.device)
+    step = max(1, _LOGITS // heads.bias.numel())
+    for start in range(0, len(features), step):
+        best, guess = heads.logits(features[start : start + step].float()).max(dim=2)  # (B, R)
+        hits += ((guess == labels[start : start + step, None]) & torch.isfinite(best)).sum(dim=0)
+    return tuple((hits.double() * 100 / len(features)).tolist())
+
+
+def _published(protocol: str) -> _Protocol:
+    if protocol not in PROTOCOLS:
+        raise UserError(f"protocol={protocol!r} is unknown. Choose {' or '.join(PROTOCOLS)}.")
+    return PROTOCOLS[protocol]
+
+
+def _per_head(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(-1, *[1] * (like.ndim - 1))

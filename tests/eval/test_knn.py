@@ -1,0 +1,122 @@
+import math
+
+import pytest
+import torch
+
+from adasim.errors import UserError
+from adasim.eval import knn, knn_accuracy
+
+
+def dino_vote(train, train_labels, test, test_labels, k, temperature=0.07):
+    """Top-1 and top-5 in percent, from the definition: votes of exp(cosine / T) in fp64, stable ranking."""
+    train, test = (torch.nn.functional.normalize(x.double(), dim=1) for x in (train, test))
+    classes = sorted(set(train_labels.tolist()))
+    top1 = top5 = 0
+    for query, label in zip(test, test_labels.tolist(), strict=True):
+        similarity = train @ query
+        nearest = similarity.argsort(descending=True, stable=True)[:k]
+        score = {c: 0.0 for c in classes}
+        for i in nearest.tolist():
+            score[int(train_labels[i])] += math.exp(float(similarity[i]) / temperature)
+        ranking = sorted(classes, key=lambda c: -score[c])
+        top1 += label == ranking[0]
+        top5 += label in ranking[: min(5, k)]
+    return 100 * top1 / len(test), 100 * top5 / len(test)
+
+
+def clusters(n, classes, dim=12, seed=0, noise=1.5):
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(len(classes), dim, generator=torch.Generator().manual_seed(99))
+    which = torch.randint(len(classes), (n,), generator=g)
+    which[: len(classes)] = torch.arange(len(classes))  # every class occurs
+    return centres[which] + noise * torch.randn(n, dim, generator=g), torch.tensor(classes)[which]
+
+
+def test_one_close_neighbour_outvotes_two_far_ones_below_the_hand_computed_temperature():
+    # Cosines with (1, 0): 0.8 for class 0, 0.6 twice for class 1; exp(0.8/T) = 2 exp(0.6/T) at
+    # T = 0.2 / ln 2 = 0.2885.
+    train, labels = torch.tensor([[0.8, 0.6], [0.6, 0.8], [0.6, -0.8]]), torch.tensor([0, 1, 1])
+    test = torch.tensor([[1.0, 0.0]])
+    for temperature, winner in [(0.07, 0), (0.28, 0), (0.29, 1), (1.0, 1)]:
+        for label in (0, 1):
+            result = knn_accuracy(train, labels, test, torch.tensor([label]), k=3, temperature=temperature)
+            assert result == (100.0 * (label == winner), 100.0)
+
+
+@pytest.mark.parametrize("classes", [[0, 1], [5, 2, 900000], list(range(7)), list(range(40))])
+def test_accuracy_equals_the_definition_for_any_number_of_classes(classes):
+    train, train_labels = clusters(150, classes, seed=1)
+    test, test_labels = clusters(53, classes, seed=2)
+    results = knn_accuracy(train, train_labels, test, test_labels, k=(20, 1, 3, 10, 150))
+    assert list(results) == [1, 3, 10, 20, 150]
+    for k, result in results.items():
+        assert result == pytest.approx(dino_vote(train, train_labels, test, test_labels, k))
+        assert result == knn_accuracy(train, train_labels, test, test_labels, k=k)
+
+
+@pytest.mark.parametrize(("queries", "row_values", "scores"), [(1, 12 * 30, 1), (7, 12 * 40, 30), (64, 1, 5)])
+def test_accuracy_does_not_depend_on_the_chunks_of_either_axis(monkeypatch, queries, row_values, scores):
+    train, train_labels = clusters(150, list(range(6)), seed=1)
+    test, test_labels = clusters(20, list(range(6)), seed=2)
+    train[75:] = train[:75]  # every neighbour has a twin in another chunk: ties must go to the smaller id
+    train_labels[75:] = train_labels[:75].roll(1)
+    whole = knn_accuracy(train, train_labels, test, test_labels, k=(5, 25))
+    monkeypatch.setattr(knn, "_QUERIES", queries)
+    monkeypatch.setattr(knn, "_ROW_VALUES", row_values)
+    monkeypatch.setattr(knn, "_SCORE_VALUES", scores)
+    assert knn_accuracy(train, train_labels, test, test_labels, k=(5, 25)) == whole
+
+
+def test_lengths_of_features_do_not_matter():
+    train, train_labels = clusters(90, [0, 1, 2])
+    test, test_labels = clusters(30, [0, 1, 2], seed=5)
+    lengths = torch.logspace(-3, 3, 90)[:, None]
+    assert knn_accuracy(train * lengths, train_labels, test * 7, test_labels) == knn_accuracy(
+        train, train_labels, test, test_labels
+    )
+
+
+def test_half_precision_features_and_arrays_are_taken():
+    train, train_labels = clusters(90, [0, 1, 2])
+    test, test_labels = clusters(30, [0, 1, 2], seed=5)
+    rounded = knn_accuracy(train.half().float(), train_labels, test.half().float(), test_labels)
+    assert knn_accuracy(train.half(), train_labels, test.half(), test_labels) == rounded
+    assert knn_accuracy(
+        train.numpy(), train_labels.tolist(), test.numpy(), test_labels.numpy()
+    ) == knn_accuracy(train, train_labels, test, test_labels)
+
+
+def test_a_tie_between_classes_goes_to_the_smaller_label():
+    train = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    for labels in ([4, 9], [9, 4]):
+        assert knn_accuracy(train, labels, train[:1], [4], k=2).top1 == 100
+        assert knn_accuracy(train, labels, train[:1], [9], k=2).top1 == 0
+
+
+def test_a_low_temperature_does_not_overflow():
+    train, train_labels = clusters(90, [0, 1, 2])
+    test, test_labels = clusters(30, [0, 1, 2], seed=5)
+    nearest = knn_accuracy(train, train_labels, test, test_labels, k=1).top1
+    assert knn_accuracy(train, train_labels, test, test_labels, k=30, temperature=1e-5).top1 == nearest
+
+
+def test_top5_looks_no_further_than_k_classes():
+    train, labels = torch.eye(6), torch.arange(6)
+    test = torch.tensor([[3.0, 2.0, 1.0, 0.0, 0.0, 0.0]])
+    assert knn_accuracy(train, labels, test, [2], k=2) == (0, 0)
+    assert knn_accuracy(train, labels, test, [2], k=3) == (0, 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"k": 4}, "k=4 is more than the 3 training images"),
+        ({"k": (1, 4)}, "k=4 is more than the 3 training images"),
+        ({"k": 0}, "k=0 must be above 0"),
+        ({"k": ()}, "k=0 must be above 0"),
+        ({"k": 1, "temperature": 0.0}, "temperature=0.0 must be above 0"),
+    ],
+)
+def test_impossible_votes_are_refused(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        knn_accuracy(torch.eye(3), [0, 1, 2], torch.eye(3), [0, 1, 2], **options)

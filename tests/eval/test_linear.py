@@ -1,0 +1,209 @@
+import math
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from adasim.errors import UserError
+from adasim.eval import LinearResult, linear_probe, linear_probe_stream
+from adasim.eval.linear import StackedHeads, larc_scale
+
+CPU = torch.device("cpu")
+
+
+def clusters(n, classes, dim, seed, noise=1.0):
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(7))
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    return centres[labels] + noise * torch.randn(n, dim, generator=g), labels
+
+
+def one_head(start, batches, epochs, lr, larc):
+    """One head by torch's own layer, loss, autograd and SGD, with LARC and the schedule written out."""
+    head = torch.nn.Linear(start.weight.shape[2], start.weight.shape[1])
+    with torch.no_grad():
+        head.weight.copy_(start.weight[0])
+        head.bias.copy_(start.bias[0])
+    sgd = torch.optim.SGD(head.parameters(), lr=lr, momentum=0.9)
+    for epoch in range(epochs):
+        sgd.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        for features, labels in batches(epoch):
+            sgd.zero_grad()
+            torch.nn.functional.cross_entropy(head(features), labels).backward()
+            for p in head.parameters() if larc else ():
+                if p.norm() != 0 and p.grad.norm() != 0:
+                    p.grad *= 0.001 * p.norm() / (p.grad.norm() + 1e-8)
+            sgd.step()
+    return head
+
+
+@pytest.mark.parametrize("larc", [False, True])
+def test_each_stacked_head_takes_the_steps_of_a_head_of_its_own(larc):
+    features, labels = clusters(60, 4, 9, seed=0)
+    rates = torch.tensor([0.01, 0.3, 2.0])
+    stacked = StackedHeads(3, 9, 4, seed=5, larc=larc, device=CPU)
+    start = StackedHeads(1, 9, 4, seed=5, larc=larc, device=CPU)
+    batches = [(features[i::4], labels[i::4]) for i in range(4)]
+    for batch in batches:
+        stacked.step(*batch, rates)
+    for i, rate in enumerate(rates.tolist()):
+        alone = one_head(start, lambda _: batches, 1, rate, larc)
+        torch.testing.assert_close(stacked.weight[i], alone.weight.data, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(stacked.bias[i], alone.bias.data, rtol=1e-4, atol=1e-6)
+
+
+def test_larc_scale_is_hand_computed_for_each_head():
+    weights = torch.tensor([[[3.0, 4.0]], [[0.6, 0.8]], [[0.0, 0.0]], [[1.0, 0.0]]])
+    gradients = torch.tensor([[[0.3, 0.4]], [[0.0, 2.0]], [[5.0, 1.0]], [[0.0, 0.0]]])
+    # 0.001 * 5 / 0.5, 0.001 * 1 / 2, and no scaling where either norm is 0
+    torch.testing.assert_close(larc_scale(weights, gradients), torch.tensor([0.01, 0.0005, 1.0, 1.0]))
+
+
+def test_a_larc_step_is_hand_computed():
+    # Two classes at logits 0: softmax 1/2. One image x = (3, 4) of class 0: the weight's gradient is
+    # ((-1.5, -2), (1.5, 2)) of norm sqrt(12.5), the bias's (-1/2, 1/2).
+    heads = StackedHeads(1, 2, 2, seed=0, larc=True, device=CPU)
+    heads.weight[:] = torch.tensor([[0.4, -0.3], [0.4, -0.3]])  # orthogonal to x; norm sqrt(0.5)
+    heads.step(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), torch.tensor([1.6]))
+    scale = 1.6 * 0.001 * math.sqrt(0.5) / math.sqrt(12.5)  # = 1.6 * 0.0002
+    expected = torch.tensor([[0.4 + 1.5 * scale, -0.3 + 2 * scale], [0.4 - 1.5 * scale, -0.3 - 2 * scale]])
+    torch.testing.assert_close(heads.weight[0], expected)
+    # The bias starts at 0, so its first step is not scaled.
+    torch.testing.assert_close(heads.bias[0], torch.tensor([0.8, -0.8]))
+
+
+@pytest.mark.parametrize(("protocol", "larc"), [("dino", False), ("simsiam", True)])
+def test_a_whole_training_equals_the_protocol_written_out(protocol, larc):
+    features, labels = clusters(96, 3, 5, seed=0, noise=3.0)
+    test, test_labels = clusters(200, 3, 5, seed=1, noise=3.0)
+
+    def batches(epoch):
+        order = torch.arange(96).roll(epoch)
+        return [(features[ids], labels[ids]) for ids in order.split(40)]  # the last batch is smaller
+
+    result = linear_probe_stream(
+        batches,
+        test,
+        test_labels,
+        num_classes=3,
+        rates=[0.02, 0.5],
+        epochs=4,
+        batch_size=40,
+        protocol=protocol,
+    )
+    start = StackedHeads(1, 5, 3, seed=0, larc=larc, device=CPU)
+    for column, rate in enumerate([0.02, 0.5]):
+        head = one_head(start, batches, 4, rate * 40 / 256, larc)
+        expected = float((head(test).argmax(1) == test_labels).double().mean() * 100)
+        assert result.top1[-1][column] == pytest.approx(expected, abs=0.51)  # one image may sit on the edge
+
+
+def test_heads_begin_at_normal_weights_of_deviation_0_01_and_zero_biases():
+    heads = StackedHeads(2, 300, 100, seed=3, larc=False, device=CPU)
+    assert heads.weight.std().item() == pytest.approx(0.01, rel=0.02)
+    assert abs(heads.weight.mean().item()) < 2e-4
+    assert not heads.bias.any()
+    assert torch.equal(heads.weight[0], heads.weight[1])
+    assert not torch.equal(heads.weight, StackedHeads(2, 300, 100, seed=4, larc=False, device=CPU).weight)
+
+
+def test_a_rate_reaches_the_same_accuracy_in_any_company():
+    data = (*clusters(300, 5, 8, seed=0, noise=2.5), *clusters(400, 5, 8, seed=1, noise=2.5))
+    together = linear_probe(*data, rates=[1e30, 0.01, 0.3], epochs=5, batch_size=64)
+    for column, rate in [(1, 0.01), (2, 0.3)]:
+        alone = linear_probe(*data, rates=[rate], epochs=5, batch_size=64)
+        for a, b in zip(together.top1, alone.top1, strict=True):
+            assert a[column] == pytest.approx(b[0], abs=0.26)  # one image of 400 may sit on the edge
+
+
+def test_a_rate_that_diverges_scores_0_and_is_never_the_best():
+    data = (*clusters(300, 5, 8, seed=0), *clusters(100, 5, 8, seed=1))
+    result = linear_probe(*data, rates=[1e38, 0.1], epochs=3, batch_size=64)
+    assert result.last_epochs()[0].top1 == 0
+    assert result.best.rate == 0.1
+
+
+@pytest.mark.parametrize("protocol", ["dino", "simsiam"])
+def test_the_probe_agrees_with_logistic_regression_within_a_point(protocol):
+    train, train_labels = clusters(3000, 10, 32, seed=0, noise=2.0)
+    test, test_labels = clusters(3000, 10, 32, seed=1, noise=2.0)
+    reference = LogisticRegression(max_iter=500).fit(train.numpy(), train_labels.numpy())
+    expected = 100 * reference.score(test.numpy(), test_labels.numpy())
+    assert 60 < expected < 99  # neither hopeless nor saturated
+    rates = [0.01, 0.03, 0.1] if protocol == "dino" else [0.1, 1.0, 10.0]
+    result = linear_probe(
+        train, train_labels, test, test_labels, rates=rates, epochs=30, batch_size=256, protocol=protocol
+    )
+    assert result.last.top1 == pytest.approx(expected, abs=1)
+
+
+def test_labels_may_be_any_whole_numbers():
+    train, labels = clusters(200, 3, 8, seed=0)
+    plain = linear_probe(train, labels, train, labels, rates=[0.1], epochs=2, batch_size=50)
+    odd = linear_probe(
+        train, labels * 1000 + 7, train, labels * 1000 + 7, rates=[0.1], epochs=2, batch_size=50
+    )
+    assert plain == odd
+
+
+def test_an_omitted_setting_is_the_published_one():
+    data = (*clusters(40, 2, 3, seed=0), *clusters(20, 2, 3, seed=1))
+    for protocol, rate, epochs, batch_size in [("dino", 0.001, 100, 1024), ("simsiam", 0.1, 90, 4096)]:
+        result = linear_probe(*data, protocol=protocol)
+        assert result == linear_probe(
+            *data, rates=[rate], epochs=epochs, batch_size=batch_size, protocol=protocol
+        )
+        assert len(result.top1) == epochs
+
+
+def test_best_and_last_epochs_are_reported_per_rate():
+    result = LinearResult("dino", (0.1, 1.0), ((50.0, 20.0), (70.0, 65.0), (60.0, 68.0)))
+    assert result.best_epochs() == ((70.0, 0.1, 2), (68.0, 1.0, 3))
+    assert result.last_epochs() == ((60.0, 0.1, 3), (68.0, 1.0, 3))
+    assert result.best == (70.0, 0.1, 2)
+    assert result.last == (68.0, 1.0, 3)
+
+
+def test_a_stream_is_asked_for_each_epoch_once():
+    features, labels = clusters(20, 2, 3, seed=0)
+    asked = []
+
+    def batches(epoch):
+        asked.append(epoch)
+        yield features, labels
+
+    linear_probe_stream(batches, features, labels, num_classes=2, epochs=3, batch_size=20)
+    assert asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("batch", "sentence"),
+    [
+        (
+            (torch.full((2, 3), torch.nan), torch.tensor([0, 1])),
+            "a training batch has a NaN or infinite value in row 0",
+        ),
+        ((torch.zeros(2, 4), torch.tensor([0, 1])), "A training batch is 4 wide and test_features 3"),
+        ((torch.zeros(2, 3), torch.tensor([0, 2])), "A training batch holds label 2, but num_classes=2"),
+        ((torch.zeros(2, 3), torch.tensor([0, -1])), "1 of 2 images have no label"),
+        (None, "Epoch 0 of the linear probe has no images"),
+    ],
+)
+def test_bad_batches_of_a_stream_are_refused(batch, sentence):
+    with pytest.raises(UserError, match=sentence):
+        linear_probe_stream(lambda _: [batch] if batch else [], torch.zeros(2, 3), [0, 1], num_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"protocol": "moco"}, "protocol='moco' is unknown. Choose dino or simsiam"),
+        ({"rates": [0.1, 0.0]}, "rates=0.0 must be above 0"),
+        ({"rates": []}, "rates=0 must be above 0"),
+        ({"epochs": 0}, "epochs=0 must be above 0"),
+        ({"batch_size": 0}, "batch_size=0 must be above 0"),
+    ],
+)
+def test_impossible_settings_are_refused(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        linear_probe(torch.eye(2), [0, 1], torch.eye(2), [0, 1], **options)

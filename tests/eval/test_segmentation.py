@@ -1,0 +1,175 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from adasim.errors import UserError
+from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou, segmentation
+
+
+def count_by_class(predictions, targets, num_classes, ignore):
+    """IoU per class in percent from tp, fp and fn, each counted on its own; None where all three are 0."""
+    kept = targets != ignore
+    for c in range(num_classes):
+        tp = int(((predictions == c) & (targets == c) & kept).sum())
+        fp = int(((predictions == c) & (targets != c) & kept).sum())
+        fn = int(((predictions != c) & (targets == c) & kept).sum())
+        yield 100 * tp / (tp + fp + fn) if tp + fp + fn else None
+
+
+def test_miou_is_hand_computed_with_absent_classes_and_ignored_pixels():
+    targets = torch.tensor([[0, 0, 1, 1], [1, 255, 255, 0]])
+    predictions = torch.tensor([[0, 1, 1, 1], [3, 0, 3, 0]])
+    # Class 0: tp 2, fn 1: 2/3. Class 1: tp 2, fp 1, fn 1: 2/4. Class 2: nowhere. Class 3: fp 1: 0/1.
+    result = miou(predictions, targets, num_classes=4)
+    assert result.iou == pytest.approx((200 / 3, 50, 0, 0))
+    assert result.miou == pytest.approx((200 / 3 + 50) / 4)
+    assert result.miou_present == pytest.approx((200 / 3 + 50) / 3)
+
+
+@pytest.mark.parametrize(("dtype", "ignore"), [(torch.uint8, 255), (torch.int64, 9), (torch.int32, -1)])
+@pytest.mark.parametrize("pixels", [5, 1 << 22])
+def test_miou_equals_counts_by_class_for_any_chunk(monkeypatch, dtype, ignore, pixels):
+    monkeypatch.setattr(segmentation, "_PIXELS", pixels)
+    g = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, 4, (3, 7, 5), generator=g).to(dtype)
+    predictions = torch.randint(0, 5, (3, 7, 5), generator=g)
+    targets[torch.rand(3, 7, 5, generator=g) < 0.2] = ignore
+    expected = list(count_by_class(predictions, targets, 6, ignore))
+    assert expected[5] is None
+    result = miou(predictions, targets, num_classes=6, ignore=ignore)
+    assert result.iou == pytest.approx([value or 0 for value in expected])
+    assert result.miou == pytest.approx(sum(value or 0 for value in expected) / 6)
+    assert result.miou_present == pytest.approx(sum(expected[:5]) / 5)
+
+
+def test_counts_are_global_and_not_a_mean_over_images():
+    targets = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1]])
+    predictions = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]])
+    assert miou(predictions, targets, 2).iou == pytest.approx((80, 75))
+
+
+@pytest.mark.parametrize(
+    ("predictions", "targets", "sentence"),
+    [
+        (torch.zeros(2, 3), torch.zeros(2, 4, dtype=torch.int64), r"shape \(2, 3\) and the masks \(2, 4\)"),
+        (torch.tensor([0, 1]), torch.tensor([0, 4]), "The masks hold id 4; this data set has classes 0 to 1"),
+        (torch.tensor([0, 2]), torch.tensor([0, 1]), "The predictions hold ids outside 0 to 1"),
+        (torch.tensor([0, 1]), torch.tensor([255, 255]), "Every pixel of the masks is 255"),
+    ],
+)
+def test_masks_that_cannot_be_scored_are_refused(predictions, targets, sentence):
+    with pytest.raises(UserError, match=sentence):
+        miou(predictions, targets, num_classes=2)
+
+
+@pytest.mark.parametrize("logits", [1, 1 << 25])
+def test_the_gradient_is_that_of_the_mean_cross_entropy_over_labelled_pixels(monkeypatch, logits):
+    monkeypatch.setattr(segmentation, "_LOGITS", logits)
+    model = LinearSegmenter(6, 3)
+    features = torch.randn(4, 6, 2, 3)
+    masks = torch.randint(0, 3, (4, 8, 12))
+    masks[0] = 255
+    masks[1, :3] = 255
+    assert model.backward(features, masks)
+    weight, bias = model.head.weight.detach().clone(), model.head.bias.detach().clone()
+    weight.requires_grad_(), bias.requires_grad_()
+    small = torch.einsum("bdhw,cd->bchw", features, weight[:, :, 0, 0]) + bias[:, None, None]
+    large = F.interpolate(small, size=(8, 12), mode="bilinear", align_corners=False)
+    F.cross_entropy(large, masks, ignore_index=255).backward()
+    torch.testing.assert_close(model.head.weight.grad, weight.grad)
+    torch.testing.assert_close(model.head.bias.grad, bias.grad)
+    torch.testing.assert_close(model.predict(features, (8, 12)), large.argmax(dim=1))
+
+
+def blocks(seed, images=12, dim=8, classes=3):
+    """Patch features whose class is the block of the mask they cover, in a 4 x 4 grid of 8-pixel patches."""
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(42))
+    ids = torch.randint(0, classes, (images, 2, 2), generator=g)
+    ids = ids.repeat_interleave(2, 1).repeat_interleave(2, 2)  # (images, 4, 4)
+    features = centres[ids].permute(0, 3, 1, 2) + 0.1 * torch.randn(images, dim, 4, 4, generator=g)
+    return features, ids.repeat_interleave(8, 1).repeat_interleave(8, 2).to(torch.uint8)
+
+
+def in_batches(features, masks, size=4):
+    return list(zip(features.split(size), masks.split(size), strict=True))
+
+
+def test_a_linear_head_learns_separable_patches_and_every_epoch_is_scored():
+    train, test = in_batches(*blocks(0)), in_batches(*blocks(1))
+    asked = []
+
+    def epoch_batches(epoch):
+        asked.append(epoch)
+        return train
+
+    result = linear_segmentation(
+        epoch_batches, lambda: test, dim=8, num_classes=3, epochs=15, image_size=(32, 32)
+    )
+    assert asked == list(range(15))
+    assert len(result.epochs) == 15
+    assert result.last.miou > 85  # what is missing sits on the blurred borders of the upsampled blocks
+    assert result.best.miou == max(score.miou for score in result.epochs)
+    again = linear_segmentation(lambda _: train, lambda: test, dim=8, num_classes=3, epochs=15)
+    assert again == result
+
+
+def test_best_and_last_epoch_are_told_apart():
+    scores = [MeanIou(value, value, (value,)) for value in (10.0, 30.0, 20.0)]
+    result = SegmentationResult(tuple(scores))
+    assert (result.best.miou, result.last.miou) == (30, 20)
+
+
+def test_a_batch_of_ignored_pixels_alone_makes_no_step():
+    features, masks = blocks(0, images=4)
+    blank = (features, torch.full_like(masks, 255))
+    test = [(features, masks)]
+    for epochs in (1, 2):
+        options = {"dim": 8, "num_classes": 3, "epochs": epochs}
+        with_blank = linear_segmentation(lambda _: [blank, (features, masks), blank], lambda: test, **options)
+        assert with_blank == linear_segmentation(lambda _: test, lambda: test, **options)
+
+
+@pytest.mark.parametrize(
+    ("features", "masks", "sentence"),
+    [
+        (
+            torch.zeros(2, 8, 4, 4),
+            torch.zeros(3, 32, 32, dtype=torch.uint8),
+            "A segmentation batch has features",
+        ),
+        (
+            torch.zeros(2, 7, 4, 4),
+            torch.zeros(2, 32, 32, dtype=torch.uint8),
+            r"give \(images, 8, rows, columns\)",
+        ),
+        (
+            torch.zeros(2, 8, 4),
+            torch.zeros(2, 32, 32, dtype=torch.uint8),
+            "A segmentation batch has features",
+        ),
+        (
+            torch.full((2, 8, 4, 4), torch.nan),
+            torch.zeros(2, 32, 32, dtype=torch.uint8),
+            "hold a NaN or infinite",
+        ),
+        (torch.zeros(2, 8, 4, 4), torch.full((2, 32, 32), 3, dtype=torch.uint8), "The masks hold id 3"),
+        (
+            torch.zeros(2, 8, 4, 4),
+            torch.zeros(2, 30, 32, dtype=torch.uint8),
+            "A mask is 30 x 32 and its image 32 x 32",
+        ),
+    ],
+)
+def test_bad_segmentation_batches_are_refused(features, masks, sentence):
+    good = [(torch.zeros(2, 8, 4, 4), torch.zeros(2, 32, 32, dtype=torch.uint8))]
+    for train, test in [([(features, masks)], good), (good, [(features, masks)])]:
+        with pytest.raises(UserError, match=sentence):
+            linear_segmentation(
+                lambda _, train=train: train,
+                lambda test=test: test,
+                dim=8,
+                num_classes=3,
+                epochs=1,
+                image_size=(32, 32),
+            )
