@@ -1,0 +1,277 @@
+"""DINO against explicit loops over the published formulas."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from adasim.config import Config, DinoConfig, ModelConfig, OptimConfig, ViewsConfig
+from adasim.methods import Dino, Seen, build_method
+from adasim.train.optim import build_optimizer, set_schedules
+
+SMALL = {"out_dim": 6, "hidden_dim": 16, "bottleneck_dim": 8}
+
+
+def dino(name="vit_mini", drop_path=0.0, seed=0, **kwargs):
+    torch.manual_seed(seed)
+    model = ModelConfig(name=name, patch_size=8, drop_path=drop_path)
+    return Dino(model, DinoConfig(**{**SMALL, **kwargs}), 16, 1)
+
+
+def config(**kwargs):
+    model = ModelConfig(name="vit_mini", patch_size=8, drop_path=0.0)
+    kwargs.setdefault("optim", OptimConfig(warmup_epochs=0, weight_decay=0.1, weight_decay_end=0.1))
+    return Config(method="dino", epochs=4, batch_size=256, model=model, dino=DinoConfig(**SMALL), **kwargs)
+
+
+def views(count=2, batch=5, size=16, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, 1, size, size, generator=generator) for _ in range(count)]
+
+
+def seen_with(targets, outputs):
+    """Views whose logits are given, as if the networks had produced them."""
+    feature = torch.randn(len(targets[0]), 3)
+    pairs = [Seen(torch.empty(0), feature, t, o) for t, o in zip(targets, outputs, strict=False)]
+    return pairs + [Seen(torch.empty(0), output=o) for o in outputs[len(targets) :]]
+
+
+def loss_by_loops(targets, outputs, center, student_temp, teacher_temp):
+    """Section 1.4 and multi-crop: mean over t != s of -sum_k teacher_k log student_k, in plain Python."""
+    terms = []
+    for t, target in enumerate(targets):
+        for s, output in enumerate(outputs):
+            if s == t:
+                continue
+            total = 0.0
+            for b in range(len(target)):
+                logits = [(x - c) / teacher_temp for x, c in zip(target[b].tolist(), center, strict=True)]
+                norm = sum(math.exp(x) for x in logits)
+                answers = [x / student_temp for x in output[b].tolist()]
+                log_norm = math.log(sum(math.exp(x) for x in answers))
+                for x, y in zip(logits, answers, strict=True):
+                    total -= math.exp(x) / norm * (y - log_norm)
+            terms.append(total / len(target))
+    return sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("local", [0, 3])
+def test_loss_equals_explicit_loops(local):
+    method = dino(teacher_temp_start=0.04, teacher_temp=0.07, teacher_temp_warmup_epochs=4)
+    method.center.copy_(torch.randn(1, 6) * 0.1)
+    targets = [torch.randn(3, 6) * 0.3 for _ in range(2)]
+    outputs = [torch.randn(3, 6) * 0.3 for _ in range(2 + local)]
+    step = method.loss(seen_with(targets, outputs), epoch=2)
+    expected = loss_by_loops(targets, outputs, method.center[0].tolist(), 0.1, 0.04 + 0.03 * 2 / 3)
+    assert step.loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_views_give_the_symmetric_loss():
+    method = dino()
+    first, second = (torch.randn(3, 6) for _ in range(2))
+    answers = [torch.randn(3, 6) for _ in range(2)]
+    teacher = [((x - method.center) / 0.04).softmax(1) for x in (first, second)]
+    student = [(x / 0.1).log_softmax(1) for x in answers]
+    one = -(teacher[1] * student[0]).sum(1).mean()
+    two = -(teacher[0] * student[1]).sum(1).mean()
+    step = method.loss(seen_with([first, second], answers), epoch=0)
+    torch.testing.assert_close(step.loss, (one + two) / 2)
+
+
+def test_diagnostics_are_entropy_kl_and_spread():
+    method = dino()
+    targets, outputs = ([torch.randn(3, 6) * 0.1 for _ in range(2)] for _ in range(2))
+    step = method.loss(seen_with(targets, outputs), epoch=0)
+    teacher = [((x - method.center) / 0.04).softmax(1) for x in targets]
+    entropy = sum(-(p * p.log()).sum(1).mean() for p in teacher) / 2
+    student = [(x / 0.1).log_softmax(1) for x in outputs]
+    kl = sum((teacher[t] * (teacher[t].log() - student[1 - t])).sum(1).mean() for t in (0, 1)) / 2
+    torch.testing.assert_close(step.diagnostics["teacher_entropy"], entropy)
+    torch.testing.assert_close(step.diagnostics["kl"], kl, rtol=1e-4, atol=1e-6)
+    unit = step.feature / step.feature.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(step.diagnostics["feature_std"], unit.std(0, correction=0).mean())
+
+
+def test_center_is_used_first_and_moves_only_after_a_sound_step():
+    method = dino(center_momentum=0.9)
+    before = torch.randn(1, 6)
+    method.center.copy_(before)
+    targets = [torch.randn(3, 6) for _ in range(2)]
+    method.loss(seen_with(targets, targets), epoch=0)
+    assert torch.equal(method.center, before)  # the loop has yet to judge the loss
+    method.after_step(0, 10)
+    torch.testing.assert_close(method.center, 0.9 * before + 0.1 * torch.cat(targets).mean(0, keepdim=True))
+
+
+def test_a_non_finite_batch_that_is_skipped_leaves_the_center_alone():
+    method = dino()
+    bad = [torch.full((3, 6), math.nan)] * 2
+    good = [torch.randn(3, 6) for _ in range(2)]
+    assert not method.loss(seen_with(bad, bad), epoch=0).loss.isfinite()
+    method.loss(seen_with(good, good), epoch=0)
+    method.after_step(0, 10)
+    torch.testing.assert_close(method.center, 0.1 * torch.cat(good).mean(0, keepdim=True))
+
+
+def test_center_takes_the_mean_over_all_ranks(monkeypatch):
+    method = dino()
+    targets = [torch.randn(3, 6) for _ in range(2)]
+    other_rank = torch.randn(1, 6)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.add_(other_rank))
+    method.loss(seen_with(targets, targets), epoch=0)
+    method.after_step(0, 10)
+    mean = (torch.cat(targets).mean(0, keepdim=True) + other_rank) / 2
+    torch.testing.assert_close(method.center, 0.1 * mean)
+
+
+def test_student_and_teacher_start_equal_and_the_teacher_has_neither_gradient_nor_drop_path():
+    method = dino(drop_path=0.5)
+    pairs = zip(method.student.state_dict().items(), method.teacher.state_dict().items(), strict=True)
+    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+    assert any(type(m).__name__ == "DropPath" for m in method.student.modules())
+    assert not any(type(m).__name__ == "DropPath" for m in method.teacher.modules())
+    method.train()
+    method(views(), epoch=0).loss.backward()
+    assert all(p.grad is None for p in method.teacher.parameters())
+    assert all(p.grad is not None for p in method.student.parameters())
+
+
+def test_teacher_moves_every_step_by_the_cosine_momentum_parameters_only():
+    method = dino("resnet_tiny", teacher_momentum=0.9)
+    with torch.no_grad():
+        for p in method.student.parameters():
+            p.normal_()
+    before = copy.deepcopy(method.teacher)
+    for buffer in method.student.buffers():
+        buffer.fill_(3)
+    method.after_step(step=5, total_steps=20)
+    m = 1 - 0.1 * (math.cos(math.pi * 5 / 20) + 1) / 2
+    for old, student, new in zip(
+        before.parameters(), method.student.parameters(), method.teacher.parameters(), strict=True
+    ):
+        torch.testing.assert_close(new, m * old + (1 - m) * student)
+    for old, new in zip(before.buffers(), method.teacher.buffers(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_teacher_batch_norm_uses_the_batch_and_keeps_statistics_of_its_own_forward():
+    method = dino("resnet_tiny").train()
+    pair = views()
+    conv, norm = method.teacher.backbone.net.conv1[0], method.teacher.backbone.net.conv1[1]
+    output = conv(torch.cat(pair))  # both global views in one forward pass
+    step = method(pair, epoch=0)
+    torch.testing.assert_close(norm.running_mean, 0.1 * output.mean((0, 2, 3)))
+    assert method.teacher.training
+    # Batch statistics: the feature depends on the rest of the batch.
+    fewer = method([v[:3] for v in pair], epoch=0)
+    assert (fewer.feature - step.feature[:3]).abs().max() > 1e-4
+
+
+def test_cached_feature_is_the_teachers_of_view_1_before_this_steps_average():
+    method = dino(drop_path=0.3).train()
+    with torch.no_grad():
+        for p in method.student.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    pair = views()
+    expected = method.teacher.backbone(pair[0])
+    step = method(pair, epoch=0)
+    torch.testing.assert_close(step.feature, expected)
+    assert step.feature.dtype == torch.float32
+    assert not step.feature.requires_grad
+    assert method.feature_dim == step.feature.shape[1] == 96
+    assert method.exported is method.teacher.backbone
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_step_in_halves_equals_the_whole(count):
+    method = dino().train()
+    twin = copy.deepcopy(method)
+    batch = views() + views(count - 2, size=8, seed=2)
+    whole = method(batch, epoch=1)
+    whole.loss.backward()
+    seen = [twin.see(view) for view in batch[:2]] + [Seen(view) for view in batch[2:]]
+    for view in seen:
+        twin.answer(view)
+    halves = twin.loss(seen, epoch=1)
+    halves.loss.backward()
+    torch.testing.assert_close(halves.loss, whole.loss)
+    torch.testing.assert_close(halves.feature, whole.feature)
+    for a, b in zip(method.student.parameters(), twin.student.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+    method.after_step(0, 10)
+    twin.after_step(0, 10)
+    torch.testing.assert_close(method.center, twin.center)
+
+
+def test_last_layer_stands_still_in_its_frozen_epochs_decay_included():
+    settings = config()
+    method = build_method(settings, 16, 1)
+    optimizer = build_optimizer(method, settings)
+    before = copy.deepcopy(method.student.head)
+
+    def train(epoch):
+        set_schedules(optimizer, settings, epoch * 2 + 1, 2)
+        optimizer.zero_grad()
+        method(views(), epoch).loss.backward()
+        method.before_optimizer(epoch)
+        optimizer.step()
+
+    train(0)
+    for name in ("weight_v", "weight_g"):
+        assert torch.equal(getattr(method.student.head.last_layer, name), getattr(before.last_layer, name))
+    assert not torch.equal(method.student.head.mlp[0].weight, before.mlp[0].weight)
+    train(1)
+    for name in ("weight_v", "weight_g"):
+        assert not torch.equal(
+            getattr(method.student.head.last_layer, name), getattr(before.last_layer, name)
+        )
+
+
+def test_only_biases_and_one_dimensional_tensors_are_spared_from_decay():
+    method = dino()
+    groups = method.param_groups(OptimConfig())
+    decay = {id(p): group["decay"] for group in groups for p in group["params"]}
+    for name, p in method.student.named_parameters():
+        assert decay[id(p)] == (p.ndim > 1), name
+    net = method.student.backbone.net
+    assert all(decay[id(p)] for p in (net.cls_token, net.pos_embed, method.student.head.last_layer.weight_g))
+    assert len(decay) == len(list(method.student.parameters()))
+    frozen = dino(norm_last_layer=True)
+    ids = {id(p) for group in frozen.param_groups(OptimConfig()) for p in group["params"]}
+    assert id(frozen.student.head.last_layer.weight_g) not in ids
+    (everything,) = method.param_groups(OptimConfig(decay_all=True))
+    assert everything["decay"]
+
+
+def test_loss_is_float32_under_autocast():
+    method = dino()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step = method(views(), epoch=0)
+    assert step.loss.dtype == step.feature.dtype == torch.float32
+    step.loss.backward()
+    reference = method(views(), epoch=0)
+    assert step.loss.item() == pytest.approx(reference.loss.item(), rel=0.05)
+
+
+def test_first_weights_are_a_function_of_the_seed_alone():
+    torch.manual_seed(1)
+    a = build_method(config(seed=3), 16, 1)
+    state = torch.get_rng_state()
+    b = build_method(config(seed=3), 16, 1)
+    assert torch.equal(state, torch.get_rng_state())
+    c = build_method(config(seed=4), 16, 1)
+    same = [torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True)]
+    assert all(same)
+    assert not torch.equal(a.student.head.mlp[0].weight, c.student.head.mlp[0].weight)
+
+
+def test_multi_crop_trains_end_to_end():
+    method = build_method(config(views=ViewsConfig(size=16, local_crops=2, local_size=8)), 16, 1)
+    step = method(views() + views(2, size=8), epoch=0)
+    step.loss.backward()
+    assert step.loss.isfinite()
+    assert isinstance(method, nn.Module)

@@ -1,0 +1,161 @@
+"""Every value of the paper's recipes, written out from the reference tables."""
+
+import pytest
+
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.methods import build_method
+from adasim.recipes import RECIPES, get_recipe
+
+DINO = {
+    "method": "dino",
+    "pairs": "adasim",
+    "batch_size": 1024,
+    "seed": 0,
+    "views.recipe": "dino",
+    "views.size": 224,
+    "views.local_crops": 0,
+    "views.color": 1.0,
+    "views.blur": 1.0,
+    "views.solarize": 1.0,
+    "model.small_stem": False,
+    "model.drop_path": 0.1,
+    "dino.out_dim": 65536,
+    "dino.hidden_dim": 2048,
+    "dino.bottleneck_dim": 256,
+    "dino.student_temp": 0.1,
+    "dino.teacher_temp_start": 0.04,
+    "dino.teacher_temp": 0.07,
+    "dino.teacher_momentum": 0.996,
+    "dino.center_momentum": 0.9,
+    "optim.warmup_epochs": 10,
+    "optim.lr_every": "step",
+    "optim.decay_all": False,
+    "neighbors.tau": 0.2,
+    "neighbors.support": "topk",
+    "neighbors.timing": "previous",
+}
+PAPER = {
+    "simsiam-resnet50": {
+        "method": "simsiam",
+        "pairs": "adasim",
+        "epochs": 100,
+        "batch_size": 512,
+        "precision": "fp32",
+        "views.recipe": "simsiam",
+        "views.size": 224,
+        "views.scale": (0.2, 1.0),
+        "views.local_crops": 0,
+        "model.name": "resnet50",
+        "model.small_stem": False,
+        "simsiam.proj_dim": 2048,
+        "simsiam.pred_dim": 512,
+        "simsiam.fix_pred_lr": True,
+        "optim.name": "sgd",
+        "optim.lr": 0.05,
+        "optim.min_lr": 0.0,
+        "optim.warmup_epochs": 0,
+        "optim.lr_every": "epoch",
+        "optim.weight_decay": 1e-4,
+        "optim.weight_decay_end": 1e-4,
+        "optim.decay_all": True,
+        "optim.clip_grad": 0.0,
+        "neighbors.tau": 0.2,
+        "neighbors.window": 1,
+        "neighbors.k": 10,
+    },
+    "dino-resnet50": DINO
+    | {
+        "epochs": 100,
+        "precision": "fp32",
+        "views.scale": (0.14, 1.0),
+        "model.name": "resnet50",
+        "dino.norm_last_layer": False,
+        "dino.freeze_last_layer_epochs": 1,
+        "dino.teacher_temp_warmup_epochs": 30,
+        "optim.name": "sgd",
+        "optim.lr": 0.03,
+        "optim.min_lr": 1e-5,
+        "optim.weight_decay": 1e-4,
+        "optim.weight_decay_end": 1e-4,
+        "optim.clip_grad": 0.0,
+        "neighbors.window": 1,
+        "neighbors.k": 10,
+    },
+    "dino-vit-s16": DINO
+    | {
+        "epochs": 800,
+        "precision": "fp16",
+        "views.scale": (0.4, 1.0),
+        "model.name": "vit_small",
+        "model.patch_size": 16,
+        "dino.norm_last_layer": False,
+        "dino.freeze_last_layer_epochs": 1,
+        "dino.teacher_temp_warmup_epochs": 30,
+        "optim.name": "adamw",
+        "optim.lr": 5e-4,
+        "optim.min_lr": 1e-5,
+        "optim.weight_decay": 0.04,
+        "optim.weight_decay_end": 0.4,
+        "optim.clip_grad": 0.0,
+        "neighbors.window": 10,
+        "neighbors.k": 3,
+    },
+    "dino-vit-b16": DINO
+    | {
+        "epochs": 800,
+        "precision": "fp32",
+        "views.scale": (0.25, 1.0),
+        "model.name": "vit_base",
+        "model.patch_size": 16,
+        "dino.norm_last_layer": True,
+        "dino.freeze_last_layer_epochs": 3,
+        "dino.teacher_temp_warmup_epochs": 50,
+        "optim.name": "adamw",
+        "optim.lr": 7.5e-4,
+        "optim.min_lr": 2e-6,
+        "optim.weight_decay": 0.04,
+        "optim.weight_decay_end": 0.4,
+        "optim.clip_grad": 0.3,
+        "neighbors.window": 10,
+        "neighbors.k": 3,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "value"), [(r, f, v) for r, fields in PAPER.items() for f, v in fields.items()]
+)
+def test_recipe_has_the_papers_value(recipe, field, value):
+    node = get_recipe(recipe)
+    for part in field.split("."):
+        node = getattr(node, part)
+    assert node == value
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_names_itself_explains_itself_and_survives_the_round_trip(name):
+    config = get_recipe(name)
+    assert config.recipe == name
+    assert Config.from_dict(config.to_dict()) == config
+    assert RECIPES[name].__doc__.splitlines()[0].endswith(".")
+    config.check(num_images=1_281_167, has_labels=False)
+    assert get_recipe(name) is not config
+
+
+@pytest.mark.parametrize("name", ["desk-vit", "desk-resnet", "demo"])
+def test_desk_recipes_are_small_enough_for_a_cpu(name):
+    config = get_recipe(name)
+    assert config.views.size == 32
+    assert config.views.engine == "batch"
+    assert config.views.blur == 0
+    for channels in (1, 3):
+        method = build_method(config, 32, channels)
+        assert sum(p.numel() for p in method.exported.parameters()) < 1e6
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest_names():
+    with pytest.raises(UserError, match="dino-vit-s16"):
+        get_recipe("dino-vits16")
+    with pytest.raises(UserError, match="demo"):
+        get_recipe("zzz")

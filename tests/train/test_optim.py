@@ -1,0 +1,139 @@
+"""Schedules against tables built as the reference describes them, and clipping against the formula."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from adasim.config import Config, DinoConfig, OptimConfig
+from adasim.errors import UserError
+from adasim.methods import build_method
+from adasim.recipes import get_recipe
+from adasim.train.optim import (
+    build_optimizer,
+    clip_per_tensor,
+    learning_rate,
+    peak_learning_rate,
+    set_schedules,
+    teacher_momentum,
+    teacher_temperature,
+    weight_decay,
+)
+
+
+def dino_config(epochs=20, batch_size=1024, **kwargs):
+    return Config(epochs=epochs, batch_size=batch_size, optim=OptimConfig(**kwargs))
+
+
+def table(base, final, total, warmup=0):
+    """A warm-up by linspace(0, base, warmup), then half a cosine over the steps that remain."""
+    ramp = torch.linspace(0, base, warmup, dtype=torch.float64).tolist()
+    rest = total - warmup
+    return ramp + [final + 0.5 * (base - final) * (1 + math.cos(math.pi * i / rest)) for i in range(rest)]
+
+
+def test_learning_rate_warms_up_then_follows_a_cosine_every_step():
+    config = dino_config(lr=5e-4, min_lr=1e-5, warmup_epochs=10)
+    expected = table(5e-4 * 4, 1e-5, total=20 * 7, warmup=10 * 7)
+    assert [learning_rate(config, step, 7) for step in range(140)] == pytest.approx(expected)
+    assert learning_rate(config, 0, 7) == 0
+    assert learning_rate(config, 69, 7) == learning_rate(config, 70, 7) == 0.002
+
+
+@pytest.mark.parametrize(
+    ("recipe", "peak"),
+    [("simsiam-resnet50", 0.1), ("dino-resnet50", 0.12), ("dino-vit-s16", 0.002), ("dino-vit-b16", 0.003)],
+)
+def test_peak_learning_rates_of_the_paper(recipe, peak):
+    assert peak_learning_rate(get_recipe(recipe)) == pytest.approx(peak)
+
+
+def test_simsiam_learning_rate_is_a_cosine_of_the_epoch():
+    config = get_recipe("simsiam-resnet50")
+    for epoch in (0, 1, 50, 99):
+        expected = 0.1 * (1 + math.cos(math.pi * epoch / 100)) / 2
+        for step in (0, 4, 9):
+            assert learning_rate(config, epoch * 10 + step, 10) == pytest.approx(expected)
+
+
+def test_warm_up_of_a_single_step_starts_at_zero():
+    config = dino_config(lr=1.0, warmup_epochs=1)
+    assert learning_rate(config, 0, 1) == 0
+    assert learning_rate(config, 1, 1) == 4.0
+
+
+def test_weight_decay_follows_a_cosine_without_warm_up():
+    config = dino_config(epochs=6, weight_decay=0.04, weight_decay_end=0.4)
+    expected = table(0.04, 0.4, total=6 * 5)
+    assert [weight_decay(config, step, 5) for step in range(30)] == pytest.approx(expected)
+    assert weight_decay(config, 15, 5) == pytest.approx(0.22)
+
+
+def test_teacher_momentum_rises_to_one():
+    assert [teacher_momentum(0.996, step, 50) for step in range(50)] == pytest.approx(table(0.996, 1, 50))
+    assert teacher_momentum(0.996, 25, 50) == pytest.approx(0.998)
+
+
+def test_teacher_temperature_is_a_linspace_over_epochs_then_constant():
+    config = DinoConfig(teacher_temp_start=0.04, teacher_temp=0.07, teacher_temp_warmup_epochs=30)
+    ramp = torch.linspace(0.04, 0.07, 30, dtype=torch.float64).tolist()
+    assert [teacher_temperature(config, e) for e in range(32)] == pytest.approx([*ramp, 0.07, 0.07])
+    assert teacher_temperature(DinoConfig(teacher_temp_warmup_epochs=0), 0) == 0.07
+    assert teacher_temperature(DinoConfig(teacher_temp_warmup_epochs=1), 0) == 0.04
+
+
+def test_schedules_are_written_into_the_groups():
+    config = dino_config(lr=1e-3, warmup_epochs=0, weight_decay=0.04, weight_decay_end=0.4)
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    flags = [(True, False), (False, False), (True, True)]
+    groups = [{"params": [p], "decay": d, "fixed_lr": f} for p, (d, f) in zip(parameters, flags, strict=True)]
+    optimizer = torch.optim.AdamW(groups)
+    set_schedules(optimizer, config, step=50, steps_per_epoch=5)
+    lr, decay = learning_rate(config, 50, 5), weight_decay(config, 50, 5)
+    assert [g["lr"] for g in optimizer.param_groups] == [lr, lr, 4e-3]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [decay, 0.0, decay]
+    assert lr < 4e-3
+
+
+def test_clipping_is_per_tensor():
+    generator = torch.Generator().manual_seed(0)
+    params = [nn.Parameter(torch.zeros(n)) for n in (3, 4, 5, 6)]
+    scales = (0.01, 1.0, 100.0)
+    for p, scale in zip(params, scales, strict=False):  # the last has no gradient
+        p.grad = torch.randn(p.shape, generator=generator) * scale
+    before = [p.grad.clone() for p in params[:3]]
+    clip_per_tensor(params, 0.3)
+    for p, grad in zip(params, before, strict=False):
+        norm = math.sqrt(sum(x * x for x in grad.tolist()))
+        factor = 0.3 / (norm + 1e-6)
+        torch.testing.assert_close(p.grad, grad * factor if factor < 1 else grad)
+    assert torch.equal(params[0].grad, before[0])  # small gradients stay exactly as they are
+    assert params[3].grad is None
+
+
+def test_clip_of_zero_is_off():
+    p = nn.Parameter(torch.zeros(2))
+    p.grad = torch.tensor([3e5, 4e5])
+    clip_per_tensor([p], 0.0)
+    assert p.grad.tolist() == [3e5, 4e5]
+
+
+def test_optimisers_are_the_published_ones():
+    config = get_recipe("desk-vit")
+    adamw = build_optimizer(build_method(config, 32, 1), config)
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert adamw.defaults["betas"] == (0.9, 0.999)
+    assert adamw.defaults["eps"] == 1e-8
+    config = get_recipe("desk-resnet")
+    sgd = build_optimizer(build_method(config, 32, 1), config)
+    assert isinstance(sgd, torch.optim.SGD)
+    assert sgd.defaults["momentum"] == 0.9
+    assert not sgd.defaults["nesterov"]
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    config = get_recipe("desk-vit")
+    config.epochs = 3
+    with pytest.raises(UserError, match="warmup_epochs=5 is more than epochs=3"):
+        build_optimizer(build_method(config, 32, 1), config)
