@@ -1,0 +1,18 @@
+"""The heart of AdaSim: exact search, the neighbour memory and the pair policies. Imports torch alone."""
+
+from adasim.neighbors.memory import NeighborMemory
+from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairPolicy, Standard
+from adasim.neighbors.quantized import QuantizedRows
+from adasim.neighbors.search import merge, search
+
+__all__ = [
+    "AdaSim",
+    "Nearest",
+    "NeighborMemory",
+    "Oracle",
+    "PairPolicy",
+    "QuantizedRows",
+    "Standard",
+    "merge",
+    "search",
+]

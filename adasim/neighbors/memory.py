@@ -1,0 +1,266 @@
+"""NeighborMemory: the feature cache, the history of top-K lists, and the partners drawn from them.
+
+memory = NeighborMemory(num_images, dim, window=10, k=3)
+for epoch in range(epochs):
+    partners = memory.draw_partners(epoch, tau=0.2, seed=0)   # (N,): whose view is view 2 of image i
+    for ids in batches:
+        ...                                                   # views of ids and of partners[ids], a step
+        memory.observe(ids, features_of_view_1)
+    memory.end_epoch()
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adasim.neighbors.quantized import QuantizedRows
+from adasim.neighbors.search import search
+from adasim.neighbors.window import ranked_sums, softmax_of_sums
+from adasim.seeding import uniform
+
+_CHUNK = 2048  # images whose windows are ranked at once
+_INT8_FROM = 1 << 24  # elements of the cache from which an int8 copy pays
+_GRID = 2.0**24  # features are rounded to multiples of 1 / _GRID, see `search`
+
+
+class NeighborMemory:
+    """One feature per image, and each image's nearest neighbours over the last epochs.
+
+    Args:
+        num_images: N; ids run from 0 to N-1.
+        dim: D, the width of the features.
+        window: w, how many epochs of lists are averaged.
+        k: K, the length of a list and, with support="topk", of the distribution.
+        support: "topk", the K best of the window's union, as in the released code; "union", all of it, as
+            printed in the paper.
+        timing: "previous", the window is the w epochs before the current one, as in the released code;
+            "current", it includes the current epoch (the paper's Algorithm 1), so an image's partner can be
+            drawn once it has been observed.
+        dtype: of the cache; by default fp16 on an accelerator and fp32 on a CPU.
+        device: of the cache. The history stays in main memory.
+
+    >>> memory = NeighborMemory(num_images=4, dim=2, window=1, k=2)
+    >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> for epoch in range(2):
+    ...     _ = memory.observe(torch.arange(4), features)
+    ...     memory.end_epoch()
+    >>> memory.distribution(torch.tensor([0]), tau=0.2)[0]
+    tensor([[0, 1]])
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        dim: int,
+        window: int,
+        k: int,
+        *,
+        support: Literal["topk", "union"] = "topk",
+        timing: Literal["previous", "current"] = "previous",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not 1 <= k <= num_images:
+            raise ValueError(f"k={k} must be between 1 and the number of images, {num_images}")
+        if window < 1 or dim < 1:
+            raise ValueError(f"window={window} and dim={dim} must be at least 1")
+        if num_images >= 2**31:
+            raise ValueError(f"num_images={num_images} must be below 2^31: ids are kept as int32")
+        if support not in ("topk", "union") or timing not in ("previous", "current"):
+            raise ValueError(f"unknown support={support!r} or timing={timing!r}")
+        device = torch.device(device)
+        self.num_images, self.dim, self.window, self.k = num_images, dim, window, k
+        self.support, self.timing = support, timing
+        dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
+        self.cache = torch.zeros(num_images, dim, dtype=dtype, device=device)
+        # A ring over epochs, one row per image so that drawing reads memory in order; -1 is an empty place.
+        self.history_ids = torch.full((num_images, window, k), -1, dtype=torch.int32)
+        self.history_similarities = torch.zeros((num_images, window, k), dtype=torch.float16)
+        # The epoch in progress.
+        self.current_ids = torch.full((num_images, k), -1, dtype=torch.int32)
+        self.current_similarities = torch.zeros((num_images, k), dtype=torch.float16)
+        self.epochs = 0  # finished ones
+        self._observing = False
+        self._quantized: QuantizedRows | None = None
+
+    # ---- the epoch ----
+
+    @torch.no_grad()
+    def observe(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Look up the neighbours of a batch in the cache, then write the batch into it.
+
+        The order is what makes the gate work: image i is compared with its own row of the epoch before.
+
+        Args:
+            ids: (B,) image ids. If one stands twice, its last place counts.
+            features: (B, D), the encoder's features of view 1; they are L2-normalised here. A row that is not
+                finite is skipped: it changes neither cache nor lists.
+
+        Returns:
+            similarities (B, K) fp32 and neighbours (B, K) int64, best first.
+        """
+        queries, valid = self._prepare(features)
+        similarities, neighbours = search(
+            queries, self.cache, self.k, quantized=self._quantized, row_norm=1 + 1e-3
+        )
+        similarities = torch.where(valid[:, None], similarities, -torch.inf)
+        neighbours = torch.where(valid[:, None], neighbours, -1)
+
+        ids = ids.to(self.cache.device)
+        rows = valid.nonzero()[:, 0]
+        rows = rows[_last_occurrence(ids[rows])]
+        written = queries[rows].to(self.cache.dtype)
+        self.cache[ids[rows]] = written
+        if self._quantized is not None:
+            self._quantized.write(ids[rows], written)
+        here = ids[rows].cpu()
+        self.current_ids[here] = neighbours[rows].to("cpu", torch.int32)
+        # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
+        self.current_similarities[here] = similarities[rows].clamp(-1, 1).to("cpu", torch.float16)
+        self._observing = True
+        return similarities, neighbours
+
+    def end_epoch(self) -> None:
+        """Let this epoch's lists join the window. An image that was not observed adds an empty list."""
+        slot = self.epochs % self.window
+        self.history_ids[:, slot] = self.current_ids
+        self.history_similarities[:, slot] = self.current_similarities
+        self.current_ids.fill_(-1)
+        self.current_similarities.zero_()
+        self.epochs += 1
+        self._observing = False
+        self._refresh_int8()
+
+    # ---- the distribution ----
+
+    def distribution(self, ids: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        """p_win of each image: neighbour ids (B, S) int64 and probabilities (B, S) fp64, best first.
+
+        Padding is -1 and 0. S is K, or with support="union" the largest union of the batch. tau=0 puts all
+        probability on the image itself.
+        """
+        if tau == 0:
+            return ids.cpu()[:, None], torch.ones(len(ids), 1, dtype=torch.float64)
+        if not tau > 0:
+            raise ValueError(f"tau={tau} must be 0 or above")
+        return self._distribution(ids.cpu(), tau)
+
+    def draw_partners(self, epoch: int, tau: float, seed: int, ids: Tensor | None = None) -> Tensor:
+        """One partner id per image, int64: j* ~ p_win if the image's best match is itself, else the image.
+
+        The identity while fewer than w epochs are finished, and for tau=0. A pure function of the history and
+        of (seed, epoch, id): drawing for a few `ids` gives what drawing for all would.
+        """
+        partners = torch.arange(self.num_images) if ids is None else ids.cpu().clone()
+        if tau == 0 or self.epochs < self.window:
+            return partners
+        for start in range(0, len(partners), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            own = partners[chunk]
+            neighbours, p = self._distribution(chunk if ids is None else own, tau)
+            gate = neighbours[:, 0] == own
+            u = uniform(seed, "partner", epoch, own)[:, 0]
+            at = (p.cumsum(1) <= u[:, None]).sum(1).clamp_(max=p.shape[1] - 1)
+            drawn = neighbours.gather(1, at[:, None])[:, 0]
+            partners[chunk] = torch.where(gate & (drawn >= 0), drawn, own)
+        return partners
+
+    def nearest_other(self, ids: Tensor | None = None) -> Tensor:
+        """The best match other than the image itself in the newest list (+NN); itself if there is none."""
+        ids = torch.arange(self.num_images) if ids is None else ids.cpu()
+        if self.epochs == 0:
+            return ids.clone()
+        if self.timing == "current" and self._observing:
+            lists = self.current_ids[ids].long()  # (B, K), best first
+        else:
+            lists = self.history_ids[ids, (self.epochs - 1) % self.window].long()
+        other = (lists != ids[:, None]) & (lists >= 0)
+        best = lists.gather(1, other.int().argmax(1, keepdim=True))[:, 0]
+        return torch.where(other.any(1), best, ids)
+
+    # ---- state ----
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything, as tensors that share memory with this object."""
+        return {
+            "cache": self.cache,
+            "current_ids": self.current_ids,
+            "current_similarities": self.current_similarities,
+            "history_ids": self.history_ids,
+            "history_similarities": self.history_similarities,
+            "epochs": torch.tensor(self.epochs),
+            "observing": torch.tensor(self._observing),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over a state of the same shape; raises ValueError naming the first difference."""
+        mine = self.state_dict()
+        for name, tensor in mine.items():
+            if name not in state or state[name].shape != tensor.shape:
+                got = tuple(state[name].shape) if name in state else "nothing"
+                raise ValueError(f"memory state {name}: expected {tuple(tensor.shape)}, got {got}")
+        for name, tensor in mine.items():
+            tensor.copy_(state[name])
+        self.epochs = int(mine["epochs"])
+        self._observing = bool(mine["observing"])
+        self._refresh_int8()
+
+    def epoch_lists(self, epoch: int) -> dict[str, Tensor]:
+        """The lists of one finished epoch of the window, as `load_epoch_lists` takes them."""
+        slot = epoch % self.window
+        return {
+            "ids": self.history_ids[:, slot].contiguous(),
+            "similarities": self.history_similarities[:, slot].contiguous(),
+        }
+
+    def load_epoch_lists(self, epoch: int, lists: dict[str, Tensor]) -> None:
+        slot = epoch % self.window
+        self.history_ids[:, slot] = lists["ids"]
+        self.history_similarities[:, slot] = lists["similarities"]
+
+    # ---- parts ----
+
+    def _prepare(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit-norm queries on the grid, fp32, and which of them are usable."""
+        features = features.detach().to(self.cache.device, torch.float32)
+        valid = torch.isfinite(features).all(1)
+        features = torch.where(valid[:, None], features, 0.0)
+        queries = F.normalize(features, dim=1)
+        return queries.mul(_GRID).round_().div_(_GRID), valid
+
+    def _distribution(self, images: slice | Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        neighbours, sums = self._ranked(images)
+        return neighbours, softmax_of_sums(neighbours, sums, self.window, tau)
+
+    def _ranked(self, images: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """`ranked_sums` of the window of these images; a slice is read without a copy."""
+        lists, similarities = self.history_ids[images], self.history_similarities[images]
+        if self.timing == "current" and self._observing:  # the oldest epoch makes room for this one
+            lists, similarities = lists.clone(), similarities.clone()
+            slot = self.epochs % self.window
+            lists[:, slot] = self.current_ids[images]
+            similarities[:, slot] = self.current_similarities[images]
+        k = self.k if self.support == "topk" else None
+        return ranked_sums(lists.flatten(1), similarities.flatten(1), k)
+
+    def _refresh_int8(self) -> None:
+        """Give search an int8 copy of the cache; it holds nothing of its own, so it is not part of the state."""
+        if self.cache.numel() < _INT8_FROM or self.epochs == 0:
+            return
+        if self._quantized is None:
+            self._quantized = QuantizedRows(self.cache)
+        else:
+            self._quantized.refresh(self.cache)
+
+
+def _last_occurrence(ids: Tensor) -> Tensor:
+    """Positions of each distinct id's last place."""
+    order = ids.argsort(stable=True)
+    ordered = ids[order]
+    last = torch.ones_like(ordered, dtype=torch.bool)
+    last[:-1] = ordered[1:] != ordered[:-1]
+    return order[last]

@@ -1,0 +1,147 @@
+"""Exact top-K inner product of B queries against N rows, in tiles, on any device.
+
+A fast, inexact product (an fp32 GEMM, or an int8 one that is several times as fast) with a proven error bound
+leaves a few dozen candidates per query (`scan`); these are scored again in fp64 and ranked. So the answer does
+not depend on the engine, the tile size, the number of threads or how the rows are split:
+
+    score(q, z) = the fp64 inner product rounded to fp32;   order: score descending, then id ascending.
+
+For vectors on the grid of 2^-24 with norms of at most 1 (what `NeighborMemory` keeps; every fp16 vector is on
+it) an fp64 sum is exact in any order, so this identity is a theorem. For other inputs it holds except where a
+true score lies within about 1e-15 of a rounding boundary of fp32.
+
+Nothing of size B x N is ever held.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adasim.neighbors.quantized import QuantizedRows
+from adasim.neighbors.scan import Candidates, FloatScorer, Int8Scorer, Overflow, group_max, scan
+
+_TILE_SCORES = 1 << 20  # scores per tile: 4 MB, still in the cache when they are looked at
+_QUERIES = 512  # queries per pass over the rows
+_PAIRS = 4096  # candidates rescored at once
+
+
+def search(
+    queries: Tensor,
+    rows: Tensor,
+    k: int,
+    *,
+    quantized: QuantizedRows | None = None,
+    row_norm: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The K largest inner products of each query with the rows, best first.
+
+    Args:
+        queries: (B, D), any floating type.
+        rows: (N, D) on the same device, fp32 or fp16. A row with a NaN or Inf is never returned.
+        k: how many; where there are fewer finite rows the result is padded.
+        quantized: an int8 copy of the same (finite) rows. With it the int8 engine runs wherever it is the
+            faster one on this device; the answer is the same.
+        row_norm: an upper bound on the norms of the rows, if known; saves measuring them.
+
+    Returns:
+        similarities (B, K) fp32 and ids (B, K) int64. Ties go to the smaller id. Padding, and every entry of
+        a non-finite query, is -inf and -1.
+
+    >>> search(torch.tensor([[0.0, 2.0, 1.0, 0.0]]), torch.eye(4), 3)
+    (tensor([[2., 1., 0.]]), tensor([[1, 2, 0]]))
+    """
+    if queries.ndim != 2 or rows.ndim != 2 or queries.shape[1] != rows.shape[1]:
+        raise ValueError(
+            f"search needs (B, D) and (N, D); got {tuple(queries.shape)} and {tuple(rows.shape)}"
+        )
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1")
+    similarities = queries.new_full((len(queries), k), -torch.inf, dtype=torch.float32)
+    ids = torch.full((len(queries), k), -1, dtype=torch.int64, device=queries.device)
+    finite = torch.isfinite(queries).all(1).nonzero()[:, 0]
+    if len(rows) == 0 or len(finite) == 0:
+        return similarities, ids
+    for block in finite.split(_QUERIES):
+        similarities[block], ids[block] = _search_block(queries[block].float(), rows, k, quantized, row_norm)
+    return similarities, ids
+
+
+def merge(similarities: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The K best of several lists laid side by side, (B, M) each, in the order of `search`."""
+    order = ids.argsort(dim=1, stable=True)
+    similarities, ids = similarities.gather(1, order), ids.gather(1, order)
+    order = similarities.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return similarities.gather(1, order), ids.gather(1, order)
+
+
+def _search_block(
+    q: Tensor, rows: Tensor, k: int, quantized: QuantizedRows | None, row_norm: float | None
+) -> tuple[Tensor, Tensor]:
+    tile = _TILE_SCORES // max(len(q), 64)
+    if quantized is not None and quantized.worth_trying():
+        try:
+            return _rank(q, rows, scan(Int8Scorer(q, quantized), len(rows), k, tile), k)
+        except Overflow:
+            quantized.failed()
+    try:
+        return _rank(q, rows, scan(FloatScorer(q, rows, row_norm), len(rows), k, tile), k)
+    except Overflow:  # so many near ties that fp32 cannot tell them apart
+        return _dense(q, rows, k, tile)
+
+
+def _rank(q: Tensor, rows: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor]:
+    """Score the candidates in fp64, then take each query's K best."""
+    exact = [
+        (q[b].double() * rows[i].double()).sum(1).float()
+        for b, i in zip(candidates.queries.split(_PAIRS), candidates.ids.split(_PAIRS), strict=True)
+    ]
+    scores = torch.cat(exact) + 0.0  # + 0.0: no negative zero
+    finite = torch.isfinite(scores)
+    b, ids, scores = candidates.queries[finite], candidates.ids[finite], scores[finite]
+    order = ids.argsort()
+    order = order[scores[order].argsort(descending=True, stable=True)]
+    order = order[b[order].argsort(stable=True)]  # by query, then by score, then by id
+    b, ids, scores = b[order], ids[order], scores[order]
+    per_query = torch.bincount(b, minlength=len(q))
+    rank = torch.arange(len(b), device=q.device) - (per_query.cumsum(0) - per_query)[b]
+    b, ids, scores, rank = (x[rank < k] for x in (b, ids, scores, rank))
+    top = q.new_full((len(q), k), -torch.inf)
+    top_ids = torch.full((len(q), k), -1, device=q.device)
+    top[b, rank], top_ids[b, rank] = scores, ids
+    return top, top_ids
+
+
+def _dense(q: Tensor, rows: Tensor, k: int, tile: int) -> tuple[Tensor, Tensor]:
+    """fp64 products throughout, for rows so alike that no filter helps (a collapsed encoder, an empty cache).
+
+    A score and its id are packed into one integer whose order is that of `search`, so that topk breaks ties.
+    """
+    q64 = q.double()
+    best = torch.full((len(q), k), torch.iinfo(torch.int64).min, device=q.device)
+    for start in range(0, len(rows), tile):
+        z = rows[start : start + tile].double()
+        scores = (q64 @ z.T).float() + 0.0  # (B, T); + 0.0: no negative zero
+        peaks = group_max(scores).amax(1)
+        if not torch.isfinite(peaks).all():
+            scores.masked_fill_(~torch.isfinite(z).all(1), -torch.inf)
+            peaks = group_max(scores).amax(1)
+        # Later ids lose ties, so only a score above the K-th best so far can enter.
+        b = (peaks > _unpack(best[:, -1])[0]).nonzero()[:, 0]
+        if len(b):
+            keys = _pack(scores[b], torch.arange(start, start + len(z), device=q.device))
+            best[b] = torch.cat([best[b], keys], 1).topk(k, dim=1).values
+    similarities, ids = _unpack(best)
+    return similarities, torch.where(torch.isfinite(similarities), ids, -1)
+
+
+def _pack(scores: Tensor, ids: Tensor) -> Tensor:
+    """int64 keys that sort by score, then by smaller id (fp32 bits are made monotone; ids below 2^31)."""
+    bits = scores.view(torch.int32)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32) | (0x7FFFFFFF - ids)
+
+
+def _unpack(keys: Tensor) -> tuple[Tensor, Tensor]:
+    bits = (keys >> 32).int()
+    scores = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32)
+    return torch.where(torch.isnan(scores), -torch.inf, scores), 0x7FFFFFFF - (keys & 0x7FFFFFFF)

@@ -1,0 +1,328 @@
+"""The memory against a second implementation written from the equations: plain dictionaries, one image at a time."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from adasim.neighbors import NeighborMemory
+from adasim.seeding import uniform
+
+
+class BruteForce:
+    """Equations of the paper, section by section, with the released code's order of events."""
+
+    def __init__(self, n: int, dim: int, window: int, k: int, support: str, timing: str) -> None:
+        self.n, self.window, self.k, self.support, self.timing = n, window, k, support, timing
+        self.cache = [[0.0] * dim for _ in range(n)]
+        self.finished: list[list[dict[int, float]]] = []  # epoch -> image -> {neighbour: similarity}
+        self.current: list[dict[int, float]] = [{} for _ in range(n)]
+        self.observing = False
+
+    def observe(self, ids: list[int], features: Tensor) -> None:
+        lists, rows = [], []
+        for feature in features:  # every query meets the cache as it was before the batch
+            if not torch.isfinite(feature).all():
+                lists.append(None)
+                rows.append(None)
+                continue
+            z = torch.nn.functional.normalize(feature, dim=0)
+            z = ((z * 2**24).round() / 2**24).tolist()
+            scores = [
+                float(torch.tensor(math.fsum(a * b for a, b in zip(z, row, strict=True))))
+                for row in self.cache
+            ]
+            best = sorted(range(self.n), key=lambda j: (-scores[j], j))[: self.k]
+            half = {j: float(torch.tensor(min(1.0, max(-1.0, scores[j]))).half()) for j in best}
+            lists.append(half)
+            rows.append(z)
+        for i, half, z in zip(ids, lists, rows, strict=True):
+            if half is not None:
+                self.current[i], self.cache[i] = half, z
+        self.observing = True
+
+    def end_epoch(self) -> None:
+        self.finished.append(self.current)
+        self.current = [{} for _ in range(self.n)]
+        self.observing = False
+
+    def distribution(self, i: int, tau: float) -> list[tuple[int, float]]:
+        epochs = self.finished[-self.window :]
+        if self.timing == "current" and self.observing:
+            epochs = [*self.finished, self.current][-self.window :]
+        m: dict[int, float] = {}
+        for lists in epochs:
+            for j, similarity in lists[i].items():
+                m[j] = m.get(j, 0.0) + similarity
+        ranked = sorted(m, key=lambda j: (-m[j], j))
+        if self.support == "topk":
+            ranked = ranked[: self.k]
+        if not ranked:
+            return []
+        top = m[ranked[0]] / self.window
+        weights = [math.exp((m[j] / self.window - top) / tau) for j in ranked]
+        return [(j, weight / sum(weights)) for j, weight in zip(ranked, weights, strict=True)]
+
+    def draw(self, i: int, epoch: int, tau: float, seed: int) -> int:
+        if tau == 0 or len(self.finished) < self.window:
+            return i
+        support = self.distribution(i, tau)
+        if not support or support[0][0] != i:
+            return i
+        u = float(uniform(seed, "partner", epoch, torch.tensor([i])))
+        total = 0.0
+        for j, p in support:
+            total += p
+            if u < total:
+                return j
+        return support[-1][0]
+
+
+def assert_agree(
+    memory: NeighborMemory, oracle: BruteForce, epoch: int, tau: float, images: list[int]
+) -> None:
+    neighbours, p = memory.distribution(torch.tensor(images), tau)
+    for row, i in enumerate(images):
+        expected = oracle.distribution(i, tau)
+        assert neighbours[row][: len(expected)].tolist() == [j for j, _ in expected]
+        assert p[row][: len(expected)].tolist() == pytest.approx([q for _, q in expected], abs=1e-12)
+        assert (neighbours[row][len(expected) :] == -1).all()
+        assert (p[row][len(expected) :] == 0).all()
+    drawn = memory.draw_partners(epoch, tau, 7, torch.tensor(images))
+    assert drawn.tolist() == [oracle.draw(i, epoch, tau, 7) for i in images]
+
+
+def both(
+    n: int, dim: int, window: int, k: int, support: str, timing: str
+) -> tuple[NeighborMemory, BruteForce]:
+    memory = NeighborMemory(n, dim, window, k, support=support, timing=timing)  # type: ignore[arg-type]
+    return memory, BruteForce(n, dim, window, k, support, timing)
+
+
+@pytest.mark.parametrize("support", ["topk", "union"])
+@pytest.mark.parametrize("timing", ["previous", "current"])
+@given(
+    n=st.integers(1, 9),
+    dim=st.integers(1, 4),
+    window=st.integers(1, 4),
+    k=st.integers(1, 5),
+    tau=st.sampled_from([0.05, 0.2, 1.0]),
+    coarse=st.booleans(),
+    drop=st.integers(0, 3),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=40, deadline=None)
+def test_memory_equals_the_brute_force(
+    support: str,
+    timing: str,
+    n: int,
+    dim: int,
+    window: int,
+    k: int,
+    tau: float,
+    coarse: bool,
+    drop: int,
+    seed: int,
+) -> None:
+    """Ties (coarse features), negative similarities, unvisited images, duplicates in a batch, w=1, K=1, tiny N."""
+    generator = torch.Generator().manual_seed(seed)
+    k = min(k, n)
+    memory, oracle = both(n, dim, window, k, support, timing)
+    base = torch.randn(n, dim, generator=generator)
+    for epoch in range(window + 2):
+        if timing == "previous":
+            assert_agree(memory, oracle, epoch, tau, list(range(n)))
+        order = torch.randperm(n, generator=generator)[: max(1, n - drop)]
+        for batch in order.split(3):
+            batch = torch.cat([batch, batch[:1]])  # the first image twice
+            features = base[batch] + 0.5 * torch.randn(len(batch), dim, generator=generator)
+            if coarse:
+                features = features.sign() + (features == 0)
+            memory.observe(batch, features)
+            oracle.observe(batch.tolist(), features)
+            if timing == "current":
+                assert_agree(memory, oracle, epoch, tau, batch.tolist())
+        memory.end_epoch()
+        oracle.end_epoch()
+    assert_agree(memory, oracle, window + 2, tau, list(range(n)))
+
+
+def test_observe_searches_before_it_writes() -> None:
+    """Written first, every image would find itself at similarity 1 and the gate would always open."""
+    memory = NeighborMemory(3, 2, window=1, k=2)
+    similarities, neighbours = memory.observe(torch.tensor([2]), torch.tensor([[3.0, 4.0]]))
+    assert similarities.tolist() == [[0.0, 0.0]]
+    assert neighbours.tolist() == [[0, 1]]  # an empty cache is a tie, and ties go to the smaller id
+    similarities, neighbours = memory.observe(torch.tensor([0]), torch.tensor([[6.0, 8.0]]))
+    assert neighbours[0, 0] == 2
+    assert similarities[0, 0] == pytest.approx(1)
+
+
+def test_the_gate_by_hand() -> None:
+    """Two epochs, w=2, K=2. Image 0 finds itself (0.9 + 0.7) and image 1 (0.8 + 0.6); the divisor is w."""
+    memory = NeighborMemory(3, 2, window=2, k=2)
+    memory.history_ids[0] = torch.tensor([[0, 1], [0, 1]])
+    memory.history_similarities[0] = torch.tensor([[0.875, 0.75], [0.625, 0.5]])
+    memory.history_ids[1] = torch.tensor([[0, 1], [2, 1]])  # image 1: itself 0.5+0.5, 0: 0.75, 2: 0.625
+    memory.history_similarities[1] = torch.tensor([[0.75, 0.5], [0.625, 0.5]])
+    memory.history_ids[2] = torch.tensor([[0, 2], [-1, -1]])  # image 2: missed the second epoch
+    memory.history_similarities[2] = torch.tensor([[0.75, 0.5], [0.0, 0.0]])
+    memory.epochs = 2
+    neighbours, p = memory.distribution(torch.arange(3), tau=0.25)
+    assert neighbours.tolist() == [[0, 1], [1, 0], [0, 2]]
+    means = torch.tensor([[0.75, 0.625], [0.5, 0.375], [0.375, 0.25]], dtype=torch.float64)
+    assert torch.allclose(p, (means / 0.25).softmax(1), atol=1e-12)
+    partners = torch.stack([memory.draw_partners(2, 0.25, seed) for seed in range(1500)])
+    assert set(partners[:, 2].tolist()) == {2}  # its best match is image 0: standard pair
+    share = (partners[:, 0] == 1).double().mean()
+    assert share == pytest.approx(float(p[0, 1]), abs=0.05)
+    assert set(partners[:, 1].tolist()) == {0, 1}
+
+
+def test_partners_are_the_identity_until_the_window_is_full() -> None:
+    memory = NeighborMemory(30, 4, window=3, k=3)
+    torch.manual_seed(0)
+    features = torch.randn(30, 4)
+    for epoch in range(6):
+        partners = memory.draw_partners(epoch, 0.5, 0)
+        assert (partners == torch.arange(30)).all() == (epoch < 3)
+        memory.observe(torch.arange(30), features + 0.05 * torch.randn(30, 4))
+        memory.end_epoch()
+
+
+def test_tau_zero_means_standard_pairs() -> None:
+    memory = NeighborMemory(20, 4, window=1, k=3)
+    for _ in range(3):
+        memory.observe(torch.arange(20), torch.randn(20, 4))
+        memory.end_epoch()
+    assert torch.equal(memory.draw_partners(3, 0.0, 0), torch.arange(20))
+    neighbours, p = memory.distribution(torch.tensor([4, 9]), 0.0)
+    assert neighbours.tolist() == [[4], [9]]
+    assert p.tolist() == [[1.0], [1.0]]
+    with pytest.raises(ValueError, match="tau=-1"):
+        memory.distribution(torch.tensor([4]), -1)
+
+
+def test_an_unvisited_image_does_not_vote_again() -> None:
+    memory = NeighborMemory(2, 2, window=2, k=1)
+    for _ in range(2):
+        memory.observe(torch.tensor([0, 1]), torch.eye(2))
+        memory.end_epoch()
+    memory.observe(torch.tensor([0]), torch.eye(2)[:1])
+    memory.end_epoch()
+    _, sums = memory._ranked(torch.tensor([0, 1]))
+    assert sums[0, 0] == 2 << 24  # two epochs at similarity 1
+    assert sums[1, 0] == 1 << 24  # one
+
+
+def test_a_feature_that_is_not_finite_changes_nothing() -> None:
+    memory = NeighborMemory(3, 2, window=1, k=2)
+    memory.observe(torch.arange(3), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    before = memory.cache.clone()
+    similarities, neighbours = memory.observe(
+        torch.tensor([0, 1]), torch.tensor([[torch.nan, 0], [0, torch.inf]])
+    )
+    assert torch.equal(memory.cache, before)
+    assert (neighbours == -1).all()
+    assert (similarities == -torch.inf).all()
+    assert torch.isfinite(memory.current_similarities).all()
+
+
+def test_the_last_of_two_equal_ids_counts() -> None:
+    memory = NeighborMemory(2, 2, window=1, k=1)
+    memory.observe(torch.tensor([1, 1, 1]), torch.tensor([[1.0, 0.0], [5.0, 5.0], [0.0, 2.0]]))
+    assert memory.cache[1].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("cut", ["mid-epoch", "between epochs"])
+def test_state_round_trip_continues_identically(cut: str) -> None:
+    torch.manual_seed(1)
+    features = torch.randn(5, 40, 8)
+
+    def run(memory: NeighborMemory, start: int, stop: int) -> list[Tensor]:
+        drawn = []
+        for half in range(start, stop):
+            epoch, part = divmod(half, 2)
+            if part == 0:
+                drawn.append(memory.draw_partners(epoch, 0.2, 3))
+            ids = torch.arange(20) + 20 * part
+            memory.observe(ids, features[epoch, ids])
+            if part == 1:
+                memory.end_epoch()
+        return drawn
+
+    straight, broken = (NeighborMemory(40, 8, window=2, k=3) for _ in range(2))
+    expected = run(straight, 0, 10)
+    middle = 7 if cut == "mid-epoch" else 6
+    first = run(broken, 0, middle)
+    again = NeighborMemory(40, 8, window=2, k=3)
+    again.load_state_dict({name: tensor.clone() for name, tensor in broken.state_dict().items()})
+    drawn = first + run(again, middle, 10)
+    assert all(torch.equal(a, b) for a, b in zip(expected, drawn, strict=True))
+    for name, tensor in straight.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_epoch_lists_rebuild_the_history() -> None:
+    torch.manual_seed(2)
+    memory, other = (NeighborMemory(10, 3, window=2, k=2) for _ in range(2))
+    for epoch in range(3):
+        memory.observe(torch.arange(10), torch.randn(10, 3))
+        memory.end_epoch()
+        other.load_epoch_lists(epoch, memory.epoch_lists(epoch))
+    assert torch.equal(memory.history_ids, other.history_ids)
+    assert torch.equal(memory.history_similarities, other.history_similarities)
+
+
+def test_a_state_of_another_shape_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"cache: expected \(5, 3\), got \(5, 4\)"):
+        NeighborMemory(5, 3, 1, 1).load_state_dict(NeighborMemory(5, 4, 1, 1).state_dict())
+
+
+def test_an_fp16_cache_gives_the_same_lists_as_fp32_rows_rounded_to_fp16() -> None:
+    torch.manual_seed(3)
+    memory = NeighborMemory(50, 16, window=1, k=5, dtype=torch.float16)
+    memory.observe(torch.arange(50), torch.randn(50, 16))
+    queries = torch.randn(6, 16)
+    cache = memory.cache.double()
+    similarities, neighbours = memory.observe(torch.arange(6), queries)
+    unit = torch.nn.functional.normalize(queries, dim=1).mul(2**24).round().div(2**24).double()
+    expected = (unit @ cache.T).float()
+    order = expected.argsort(dim=1, descending=True, stable=True)[:, :5]
+    assert torch.equal(neighbours, order)
+    assert torch.equal(similarities, expected.gather(1, order))
+
+
+def test_an_int8_copy_changes_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adasim.neighbors.quantized.int8_is_faster", lambda device, dim: True)
+    torch.manual_seed(4)
+    plain = NeighborMemory(3000, 16, window=2, k=4)
+    monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 0)
+    fast = NeighborMemory(3000, 16, window=2, k=4)
+    base = torch.randn(3000, 16)
+    for epoch in range(3):
+        for ids in torch.arange(3000).split(700):
+            features = base[ids] + 0.3 * torch.randn(len(ids), 16)
+            monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 1 << 40)
+            expected = plain.observe(ids, features)
+            monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 0)
+            found = fast.observe(ids, features)
+            assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 1 << 40)
+        plain.end_epoch()
+        monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 0)
+        fast.end_epoch()
+    assert plain._quantized is None
+    assert fast._quantized is not None
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="k=6"):
+        NeighborMemory(5, 3, 1, 6)
+    with pytest.raises(ValueError, match="window=0"):
+        NeighborMemory(5, 3, 0, 1)
+    with pytest.raises(ValueError, match="support='best'"):
+        NeighborMemory(5, 3, 1, 1, support="best")  # type: ignore[arg-type]

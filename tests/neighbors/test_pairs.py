@@ -1,0 +1,54 @@
+import torch
+
+from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, Standard
+
+
+def test_standard_pairs_are_the_identity() -> None:
+    assert torch.equal(Standard(5).partners(3), torch.arange(5))
+    assert Standard(5).partners(3, torch.tensor([4, 1])).tolist() == [4, 1]
+
+
+def test_nearest_takes_the_best_other_image_of_the_last_epoch() -> None:
+    memory = NeighborMemory(4, 2, window=1, k=3)
+    policy = Nearest(memory)
+    assert torch.equal(policy.partners(0), torch.arange(4))
+    memory.epochs = 1
+    memory.history_ids[:, 0] = torch.tensor([[0, 2, 3], [3, 1, 0], [2, -1, -1], [-1, -1, -1]])
+    assert policy.partners(1).tolist() == [2, 3, 2, 3]
+
+
+def test_adasim_draws_from_the_memory() -> None:
+    torch.manual_seed(0)
+    memory = NeighborMemory(50, 4, window=1, k=3)
+    for _ in range(2):
+        memory.observe(torch.arange(50), torch.randn(50, 4))
+        memory.end_epoch()
+    assert torch.equal(AdaSim(memory, 0.2, 5).partners(2), memory.draw_partners(2, 0.2, 5))
+    some = torch.tensor([3, 44])
+    assert torch.equal(AdaSim(memory, 0.2, 5).partners(2, some), memory.draw_partners(2, 0.2, 5)[some])
+
+
+def test_oracle_follows_its_schedule_and_stays_in_the_class() -> None:
+    labels = torch.arange(20_000) % 10
+    oracle = Oracle(labels, epochs=11, p=0.5, seed=0)
+    assert torch.equal(oracle.partners(0), torch.arange(20_000))  # q(0) = 1
+    for epoch, q in ((5, 0.75), (10, 0.5)):
+        partners = oracle.partners(epoch)
+        assert torch.equal(labels[partners], labels)
+        changed = (partners != torch.arange(20_000)).double().mean()
+        assert abs(float(changed) - (1 - q) * (1 - 1 / 2000)) < 0.01
+    some = torch.tensor([7, 7, 19_999])
+    assert torch.equal(oracle.partners(5, some), oracle.partners(5)[some])
+
+
+def test_oracle_draws_every_member_of_a_class_alike() -> None:
+    labels = torch.tensor([0, 1, 0, 0, 1])
+    oracle = Oracle(labels, epochs=1, p=0.0, seed=0)
+    oracle.epochs = 1
+    oracle.p = 0.0
+    counts = torch.zeros(5)
+    for seed in range(3000):
+        oracle.seed = seed
+        counts[oracle.partners(1, torch.tensor([0]))] += 1  # epoch 1 of 1: q = p
+    assert counts[1] == counts[4] == 0
+    assert (counts[[0, 2, 3]] / 3000 - 1 / 3).abs().max() < 0.04
