@@ -1,0 +1,139 @@
+"""The collapse watch: says in words when self-distillation has stopped telling images apart, and what to try.
+
+Three vital signs, each on a scale that does not depend on the model's size:
+
+- **spread**: deviation of the L2-normalised features, in units of 1/sqrt(D), its value when they fill the
+  sphere (SimSiam, section 4.1). 0 means that all features are equal.
+- **rank**: RankMe (Garrido et al., 2023), how many directions the features use. 1 means one.
+- **entropy** of DINO's teacher, in units of ln(out_dim). 1 is a uniform output, 0 a one-hot one; DINO's
+  centring pulls towards the former, its sharpening towards the latter (DINO, section 5.3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adasim.methods.base import feature_spread
+
+ROWS = 2048
+"""RankMe looks at no more features than this: the cost is cubic and the answer settles early."""
+
+
+def rankme(features: Tensor) -> float:
+    """exp of the entropy of the normalised singular values of features (B, D): between 1 and min(B, D)."""
+    values = torch.linalg.svdvals(features.detach().double().cpu())
+    total = values.sum()
+    if not total > 0:  # all features are zero: no direction at all counts as one
+        return 1.0
+    return math.exp(float(torch.special.entr(values / total).sum()))
+
+
+def feature_std(features: Tensor) -> float:
+    """Spread of L2-normalised features (B, D) in units of 1/sqrt(D): about 1 on a full sphere, 0 if equal."""
+    return float(feature_spread(features)) * math.sqrt(features.shape[1])
+
+
+@dataclass
+class _Sign:
+    """One way to collapse. It is spoken of after `patience` bad readings in a row, once until it clears.
+
+    A sign that had been good before has *become* bad: fewer readings are needed than at the start of a run,
+    which may look like a collapse (an untrained network finds all images alike) and recover.
+    """
+
+    patience: int
+    patience_at_start: int
+    was_good: bool = False
+    streak: int = 0
+
+    def read(self, bad: bool) -> bool:
+        """True if now is the moment to speak."""
+        self.streak = self.streak + 1 if bad else 0
+        self.was_good |= not bad
+        return self.streak == (self.patience if self.was_good else self.patience_at_start)
+
+
+class CollapseWatch:
+    """Reads the vital signs once an epoch (or as often as wished) and returns sentences, usually none.
+
+    Thresholds, with readings of healthy runs of this package (32-pixel images, out_dim 512) beside them:
+
+    - spread below 0.1: a mean cosine above 0.99 between any two images. Untrained ResNets and ViTs: 0.2 to
+      0.6, trained ones: 0.5 to 0.6. At once if it was above before, after 5 readings if it never was.
+    - rank below 3. Untrained: 8 to 70, trained: 15 to 85. Likewise.
+    - entropy above 0.999. A healthy DINO run passes through a plateau where centring has removed what all
+      images have in common and little else is there yet; it stayed below 0.994 there (ln(out_dim) - 0.04),
+      while a run with too warm a teacher (0.5) passed 0.999 in its second epoch. After 3 readings.
+    - entropy below 0.05: nearly all mass is on one prototype. A run whose centre was held still (no centring)
+      fell below it in its sixth epoch and ended at 0.027. After 3 readings.
+    """
+
+    SPREAD, RANK, UNIFORM, ONE_HOT = 0.1, 3.0, 0.999, 0.05
+
+    def __init__(self, out_dim: int | None = None, untrained: Tensor | None = None) -> None:
+        """`out_dim`: width of DINO's output, None for SimSiam. `untrained`: features (B, D) before step 0."""
+        self.out_dim = out_dim
+        self.readings: dict[str, float] = {}
+        """The latest vital signs, to be logged."""
+        self._alike = _Sign(patience=1, patience_at_start=5)
+        self._flat = _Sign(patience=1, patience_at_start=5)
+        self._uniform = _Sign(patience=3, patience_at_start=3)
+        self._one_hot = _Sign(patience=3, patience_at_start=3)
+        if untrained is not None:
+            self.update(untrained)
+
+    def update(self, features: Tensor, teacher_entropy: float | None = None) -> list[str]:
+        """Read once: features (B, D) of the epoch's last images, and the teacher's mean entropy in nats.
+
+        Returns:
+            A sentence for every sign that has just turned bad.
+        """
+        said: list[str] = []
+        self.readings = {}
+        features = features.detach().float()
+        features = features[features.isfinite().all(dim=1)]
+        if len(features) >= 16:  # fewer say little about rank or spread
+            said += self._read_features(features[:: math.ceil(len(features) / ROWS)])
+        if teacher_entropy is not None and self.out_dim is not None and math.isfinite(teacher_entropy):
+            said += self._read_entropy(teacher_entropy, self.out_dim)
+        return said
+
+    def _read_features(self, features: Tensor) -> list[str]:
+        spread, rank = feature_std(features), rankme(features)
+        self.readings |= {"feature_std": spread, "rankme": rank}
+        said = []
+        if self._alike.read(spread < self.SPREAD):
+            said.append(
+                f"The encoder gives nearly the same feature to every image: they vary {spread:.1%} as much "
+                f"as features that fill the sphere. It has collapsed, or has not begun to learn. Lower "
+                f"--optim.lr, or try --pairs standard to see whether the pairs are the cause."
+            )
+        if self._flat.read(rank < self.RANK):
+            said.append(
+                f"The features use only {rank:.1f} of {features.shape[1]} directions (RankMe): most of what "
+                f"could tell images apart is lost. Lower --optim.lr or --optim.weight-decay, or make the "
+                f"views harder (a smaller --views.scale)."
+            )
+        return said
+
+    def _read_entropy(self, entropy: float, out_dim: int) -> list[str]:
+        share = entropy / math.log(out_dim)
+        self.readings["teacher_entropy_share"] = share
+        said = []
+        if self._uniform.read(share > self.UNIFORM):
+            said.append(
+                f"The teacher's output is uniform: its entropy is {share:.2%} of ln({out_dim}), so it says "
+                f"the same of every image and there is nothing to learn from it. Sharpen it with a lower "
+                f"--dino.teacher-temp, or let the centre follow slower (a higher --dino.center-momentum)."
+            )
+        if self._one_hot.read(share < self.ONE_HOT):
+            said.append(
+                f"The teacher's output is one-hot: its entropy is {share:.2%} of ln({out_dim}). If all "
+                f"images share one prototype, this is a collapse. Soften it with a higher "
+                f"--dino.teacher-temp, or let the centre follow faster (a lower --dino.center-momentum)."
+            )
+        return said

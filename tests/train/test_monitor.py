@@ -1,0 +1,147 @@
+"""The collapse watch: its numbers by hand, and when it speaks."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adasim.train.monitor import CollapseWatch, feature_std, rankme
+
+# The numbers
+
+
+@pytest.mark.parametrize("directions", [1, 2, 5, 8])
+def test_rankme_counts_equally_used_orthogonal_directions(directions: int) -> None:
+    """d singular values of one size have the entropy ln d."""
+    features = torch.eye(8)[:directions].repeat(3, 1) * 4.2
+    assert rankme(features) == pytest.approx(directions)
+
+
+def test_rankme_of_unequal_singular_values() -> None:
+    """Values 3 and 1: p = 3/4, 1/4; H = 3/4 ln(4/3) + 1/4 ln 4."""
+    features = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+    expected = math.exp(0.75 * math.log(4 / 3) + 0.25 * math.log(4))
+    assert rankme(features) == pytest.approx(expected)
+    rotation = torch.tensor([[math.cos(0.3), -math.sin(0.3)], [math.sin(0.3), math.cos(0.3)]])
+    assert rankme(features @ rotation) == pytest.approx(expected)
+
+
+def test_rankme_of_equal_or_zero_features_is_one() -> None:
+    assert rankme(torch.ones(20, 6)) == pytest.approx(1.0, abs=1e-4)
+    assert rankme(torch.zeros(20, 6)) == 1.0
+
+
+def test_feature_std_of_opposite_features_is_one() -> None:
+    """Rows +-(1, 1)/sqrt(2): each column deviates by 1/sqrt(2), which is 1/sqrt(D). Lengths do not matter."""
+    assert feature_std(torch.tensor([[1.0, 1.0], [-5.0, -5.0]])) == pytest.approx(1.0)
+
+
+def test_feature_std_by_hand() -> None:
+    """Rows (3, 4)/5 and (1, 0): deviations 0.2 and 0.4 about the means; 0.3 * sqrt(2)."""
+    assert feature_std(torch.tensor([[3.0, 4.0], [7.0, 0.0]])) == pytest.approx(0.3 * math.sqrt(2))
+
+
+def test_feature_std_is_one_on_the_sphere_and_zero_for_equal_features() -> None:
+    torch.manual_seed(0)
+    assert feature_std(torch.randn(20_000, 64)) == pytest.approx(1.0, abs=0.01)
+    assert feature_std(torch.ones(10, 64)) == pytest.approx(0.0, abs=1e-6)
+
+
+# When it speaks
+
+
+def healthy(dim: int = 32) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(256, dim)
+
+
+def alike(share: float, dim: int = 32) -> Tensor:
+    """Unit features around one direction, with a spread of about `share` / sqrt(dim) per column."""
+    torch.manual_seed(2)
+    mean = F.normalize(torch.ones(dim), dim=0)
+    return mean + share * torch.randn(256, dim) / math.sqrt(dim)
+
+
+def test_a_healthy_run_hears_nothing() -> None:
+    watch = CollapseWatch(out_dim=512, untrained=alike(0.3))
+    for share in (0.69, 0.9, 0.98, 0.9935, 0.994, 0.9, 0.6, 0.3, 0.1):
+        assert watch.update(healthy(), share * math.log(512)) == []
+    assert watch.readings["feature_std"] == pytest.approx(1.0, abs=0.05)
+    assert watch.readings["teacher_entropy_share"] == pytest.approx(0.1)
+    assert 20 < watch.readings["rankme"] <= 32
+
+
+def test_a_start_with_features_all_alike_may_recover_unheard() -> None:
+    watch = CollapseWatch(untrained=alike(0.01))
+    assert [watch.update(alike(share)) for share in (0.01, 0.03, 0.06, 0.2, 0.5)] == [[]] * 5
+
+
+def test_features_that_never_come_apart_are_reported_after_five_readings() -> None:
+    watch = CollapseWatch()
+    said = [watch.update(alike(0.05)) for _ in range(8)]
+    assert [len(s) for s in said] == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert "nearly the same feature to every image" in said[4][0]
+    assert "--optim.lr" in said[4][0]
+
+
+def test_features_that_fall_together_are_reported_at_once_and_again_after_a_recovery() -> None:
+    watch = CollapseWatch(untrained=alike(0.3))
+    assert len(watch.update(alike(0.05))) == 1  # already in the first epoch
+    assert watch.update(alike(0.05)) == []
+    assert watch.update(healthy()) == []
+    assert len(watch.update(alike(0.05))) == 1
+
+
+def test_features_on_two_directions_are_reported() -> None:
+    """Opposite ends of two axes: spread over them, but of rank 2 in 32 dimensions."""
+    torch.manual_seed(3)
+    flat = torch.randn(256, 2) @ torch.eye(32)[:2]
+    watch = CollapseWatch(untrained=healthy())
+    (sentence,) = watch.update(flat)
+    assert "2.0 of 32 directions" in sentence
+
+
+@pytest.mark.parametrize(
+    ("share", "words", "option"),
+    [
+        (0.9995, "output is uniform: its entropy is 99.95% of ln(512)", "lower --dino.teacher-temp"),
+        (0.001, "output is one-hot: its entropy is 0.10% of ln(512)", "higher --dino.teacher-temp"),
+    ],
+)
+def test_a_teacher_that_says_nothing_is_reported_when_it_persists(
+    share: float, words: str, option: str
+) -> None:
+    watch = CollapseWatch(out_dim=512)
+    said = [watch.update(healthy(), share * math.log(512)) for _ in range(6)]
+    assert [len(s) for s in said] == [0, 0, 1, 0, 0, 0]
+    assert words in said[2][0]
+    assert option in said[2][0]
+    assert watch.update(healthy(), 0.5 * math.log(512)) == []  # it clears
+    assert [len(watch.update(healthy(), share * math.log(512))) for _ in range(3)] == [0, 0, 1]
+
+
+def test_two_bad_readings_of_the_entropy_are_a_passing_thing() -> None:
+    watch = CollapseWatch(out_dim=65536)
+    for share in (1.0, 1.0, 0.9, 1.0, 1.0, 0.9):
+        assert watch.update(healthy(), share * math.log(65536)) == []
+
+
+def test_what_cannot_be_judged_is_not_judged() -> None:
+    watch = CollapseWatch(out_dim=16)
+    bad = torch.full((64, 8), math.nan)
+    for _ in range(9):
+        assert watch.update(bad, math.nan) == []
+        assert watch.update(torch.ones(3, 8)) == []  # three features say nothing about rank
+    assert watch.readings == {}
+    assert CollapseWatch().update(healthy(), 1.0) == []  # no out_dim: SimSiam has no teacher output
+
+
+def test_non_finite_rows_are_left_out() -> None:
+    features = healthy()
+    features[7, 3] = math.inf
+    features[9] = math.nan
+    watch = CollapseWatch()
+    watch.update(features)
+    assert watch.readings["feature_std"] == pytest.approx(1.0, abs=0.05)

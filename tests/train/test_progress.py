@@ -1,0 +1,131 @@
+"""What is shown during a run: the right figures, on a terminal and off it."""
+
+import io
+from contextlib import suppress
+
+import pytest
+from rich.console import Console
+
+from adasim.train.progress import Progress, duration
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=width, highlight=False)
+
+
+def output(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def run(bar: Progress, clock: Clock, steps: int, per_epoch: int, seconds: float = 1.0) -> None:
+    for step in range(bar.step, bar.step + steps):
+        clock.now += seconds
+        epoch = step // per_epoch
+        bar.update(step=step + 1, epoch=epoch, loss=6.0, images=64, waited_s=0.25 * seconds, bootstrap=0.17)
+
+
+def test_speed_waiting_and_time_left_at_a_steady_pace() -> None:
+    """64 images every 2 s, half a second of it waiting; 10 of 100 steps done leaves 90 * 2 s."""
+    clock = Clock()
+    with Progress(100, 10, console=plain(), clock=clock) as bar:
+        assert bar.seconds_left is None
+        run(bar, clock, 10, 10, seconds=2.0)
+        assert bar.images_per_second == pytest.approx(32.0)
+        assert bar.waiting == pytest.approx(0.25)
+        assert bar.seconds_left == pytest.approx(180.0)
+
+
+def test_steps_before_a_resume_count_for_the_bar_and_not_for_the_speed() -> None:
+    clock = Clock()
+    with Progress(1000, 10, start_step=900, console=plain(), clock=clock) as bar:
+        run(bar, clock, 10, 100)
+        assert bar.seconds_left == pytest.approx(90.0)
+        assert bar.images_per_second == pytest.approx(64.0)
+
+
+def test_speed_follows_a_change_of_pace() -> None:
+    clock = Clock()
+    with Progress(10_000, 1, console=plain(), clock=clock) as bar:
+        run(bar, clock, 100, 10_000, seconds=1.0)
+        run(bar, clock, 1000, 10_000, seconds=0.1)
+        assert bar.images_per_second == pytest.approx(640, rel=0.1)
+
+
+def test_without_a_terminal_there_is_a_line_per_epoch_and_per_interval() -> None:
+    clock, console = Clock(), plain()
+    with Progress(40, 2, console=console, every_s=8, clock=clock) as bar:
+        run(bar, clock, 40, 20)
+        bar.say(
+            "A [warning] in brackets, longer than the eighty columns that a log file does not have anyway."
+        )
+    text = output(console).splitlines()
+    assert text[0] == (
+        "epoch 1/2, step 1/40 (2%), loss 6, 64 images/s, waiting for data 25%, bootstrapped 17%, 0:39 left"
+    )
+    steps = [int(line.split("step ")[1].split("/")[0]) for line in text[:-1]]
+    assert steps == [1, 9, 17, 21, 29, 37, 40]  # every 8 s, at the new epoch, at the end
+    assert text[-1].startswith("A [warning] in brackets")
+    assert "\x1b" not in output(console)
+
+
+def test_an_interrupted_run_ends_with_a_line_of_where_it_stopped() -> None:
+    clock, console = Clock(), plain()
+    with suppress(KeyboardInterrupt), Progress(100, 1, console=console, clock=clock) as bar:
+        run(bar, clock, 7, 100)
+        raise KeyboardInterrupt
+    assert "step 7/100" in output(console).splitlines()[-1]
+
+
+def test_a_run_without_steps_says_nothing() -> None:
+    console = plain()
+    with Progress(0, 1, console=console):
+        pass
+    assert output(console) == ""
+
+
+@pytest.mark.parametrize("epochs", [5, 1000])
+@pytest.mark.parametrize("seconds", [0.01, 4000.0])
+def test_on_a_terminal_the_bar_fits_eighty_columns(epochs: int, seconds: float) -> None:
+    clock = Clock()
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    total = 1000 * epochs
+    with Progress(total, epochs, start_step=total - 995, console=console, clock=clock) as bar:
+        run(bar, clock, 5, 1000, seconds)
+        bar.say("A message.")
+        shown = Console(file=io.StringIO(), width=80, color_system=None)
+        shown.print(bar._bar())
+    top, bottom = output(shown).splitlines()
+    assert top.startswith(f"Epoch {epochs}/{epochs} ━")
+    assert top.endswith(f"{100 * (total - 990) // total}% {duration(bar.seconds_left or 0)} left")
+    assert "loss 6 " in bottom
+    assert bottom.rstrip().endswith("bootstrapped 17%")
+    assert len(top) <= 80
+    assert len(bottom) <= 80
+    assert "A message." in output(console)
+
+
+def test_a_method_without_bootstrapping_shows_none() -> None:
+    clock, console = Clock(), plain()
+    with Progress(2, 1, console=console, clock=clock) as bar:
+        clock.now += 1
+        bar.update(step=1, epoch=0, loss=float("nan"), images=2, waited_s=0.0)
+    assert "bootstrapped" not in output(console)
+    assert "loss nan, 2 images/s" in output(console)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (760, "12:40"), (11_100, "3:05:00"), (187_800, "2 d 04:10")],
+)
+def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
