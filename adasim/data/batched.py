@@ -73,7 +73,7 @@ def resize_matrix(start: Tensor, length: Tensor, size_in: int, size_out: int, in
     if interpolation == "bilinear":
         weights = (1 - distance).clamp(min=0)
     else:
-        # Keys' two cubic pieces in one formula: t^2 (t - 1) / 2 + s^2 (1 - 2 s) with t = 2 - d, s = 1 - d, both >= 0.
+        # Keys' two pieces in one: t^2 (t - 1) / 2 + s^2 (1 - 2 s), with t = max(2 - d, 0), s = max(1 - d, 0).
         t, s = (2 - distance).clamp_(min=0), (1 - distance).clamp_(min=0)
         weights = t * t * (t - 1) * 0.5 + s * s * (1 - 2 * s)
     weights = weights * ((place > 0) & (place < length))

@@ -1,10 +1,9 @@
 """The embedded data set: patterned pebbles, drawn by code, in any number and at any size.
 
 An image is a pebble (a smooth closed outline) on plain ground. The pebble carries one of sixteen families of
-pattern, and the family is the class. Rotation, period, position, outline, contrast, polarity, lighting and
-noise differ from image to image and say nothing about the class; there is no colour at all. So whatever
-survives cropping, flipping and a change of brightness is the class or a nuisance that images of all classes
-share.
+pattern, and the family is the class. Rotation, period, position, outline, contrast, lighting and noise differ
+from image to image and say nothing about the class; there is no colour at all. So whatever survives cropping,
+flipping and a change of brightness is the class or a nuisance that images of all classes share.
 
 Figures follow.
 """
@@ -105,14 +104,13 @@ def _draw(seed: int, split: str, ids: Tensor, labels: Tensor, size: int) -> tupl
     inside = _outline(x, y, draw("outline", 9), 2 / size)
     shade = _shade(x, y, labels, draw("pattern", 4), draw("extras", EXTRAS))
 
-    r = draw("light", 7)[:, :, None, None]
+    r = draw("light", 6)[:, :, None, None]
     contrast = 0.16 + 0.16 * r[:, 0]
-    polarity = torch.where(r[:, 1] < 0.5, -1.0, 1.0)
-    stone = 0.5 + 0.1 * (r[:, 2] - 0.5) + contrast * polarity * shade
-    ground = 0.3 + 0.4 * r[:, 3]
-    angle = TURN * r[:, 4]
-    light = 1 + 0.35 * r[:, 5] * (x * angle.cos() + y * angle.sin())
-    noise = (0.04 + 0.1 * r[:, 6]) * (draw("noise", size * size).view(-1, size, size) - 0.5)
+    stone = 0.5 + 0.1 * (r[:, 1] - 0.5) + contrast * shade
+    ground = 0.3 + 0.4 * r[:, 2]
+    angle = TURN * r[:, 3]
+    light = 1 + 0.35 * r[:, 4] * (x * angle.cos() + y * angle.sin())
+    noise = (0.04 + 0.1 * r[:, 5]) * (draw("noise", size * size).view(-1, size, size) - 0.5)
     image = (ground + inside * (stone - ground)) * light + noise
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8)
     masks = (inside > 0.5).to(torch.uint8) * (labels[:, None, None] + 1).to(torch.uint8)

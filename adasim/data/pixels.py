@@ -10,7 +10,7 @@ BLUR_RADIUS = 6  # taps on either side: three standard deviations of the widest 
 
 
 def shift_hue(x: Tensor, shift: Tensor | float) -> Tensor:
-    """Turn the hue of x float (..., 3, H, W) in [0, 1] by `shift` turns, keeping HSV's value and saturation."""
+    """Turn the hue of x (..., 3, H, W), in [0, 1], by `shift` turns; HSV's value and saturation stay."""
     red, green, blue = x.split(1, dim=-3)
     value, least = x.amax(-3, keepdim=True), x.amin(-3, keepdim=True)
     spread = value - least
@@ -22,7 +22,7 @@ def shift_hue(x: Tensor, shift: Tensor | float) -> Tensor:
     )
     sixth = sixth + 6 * shift
     sixth = sixth - 6 * (sixth / 6).floor()  # in [0, 6)
-    # HSV to RGB without cases: how far each channel rises from the least to the greatest, as a function of hue.
+    # HSV to RGB without cases: how far each channel rises from the least to the greatest for this hue.
     rise = torch.cat([(sixth - 3).abs() - 1, 2 - (sixth - 2).abs(), 2 - (sixth - 4).abs()], dim=-3)
     return torch.addcmul(least, spread, rise.clamp_(0, 1))
 

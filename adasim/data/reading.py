@@ -60,7 +60,7 @@ class Quarantine:
 
 
 def into_memory(images: ImageSet, seed: int, threads: int) -> tuple[Tensor | None, dict[int, str]]:
-    """All images as uint8 (N, 3, H, W), stand-ins included, and what could not be read. None if sizes differ."""
+    """All images as uint8 (N, 3, H, W), or None if sizes differ; and what could not be read."""
     first, failed = read(images, 0, seed)
     array = torch.empty(len(images), *first.shape, dtype=torch.uint8)
 

@@ -24,8 +24,8 @@ def open_images(source: str, *, size: int = 32, split: str = "train", seed: int 
     """Open a data set by name.
 
     Args:
-        source: a folder of images (class folders, nested or flat; train/ and test/ or val/ inside, if there are
-            any, are the splits), an `.npz` file, `hf:NAME` or `hf:FOLDER`, or `embedded[:COUNT]`.
+        source: a folder of images (class folders, nested or flat; train/ and test/ or val/ inside, if
+            there are any, are the splits), an `.npz` file, `hf:NAME` or `hf:FOLDER`, or `embedded[:COUNT]`.
         size: side in pixels of the images that `embedded` draws; the others keep theirs.
         split: "train" or "test".
         seed: names the randomness of `embedded`.

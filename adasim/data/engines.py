@@ -1,0 +1,173 @@
+"""The two ways to make a batch of views: whole batches from memory, or image by image in worker processes.
+
+Both are asked with a `Task` and answer with `Made`; neither keeps anything between two tasks.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from adasim import seeding
+from adasim.config import ViewsConfig
+from adasim.data.batched import BatchedViews
+from adasim.data.images import ImageSet
+from adasim.data.params import UNIFORMS
+from adasim.data.reading import read
+from adasim.data.views import Views
+
+Made = tuple[list[Tensor], dict[int, str]]
+"""The views asked for, and {id: where and why} of images that could not be read."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which views to make: numbers 1, 2 and up, of these queries and partners."""
+
+    epoch: int
+    ids: Tensor
+    partners: Tensor
+    views: tuple[int, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # As arrays: a tensor would take its whole storage, all N ids, to the worker through shared memory.
+        return _unpack, (self.epoch, self.ids.numpy(), self.partners.numpy(), self.views)
+
+    def sources(self, view: int) -> Tensor:
+        """Whose pixels a view shows. Only view 2 is the partner's; its name is still the query's."""
+        return self.partners if view == 2 else self.ids
+
+
+def _unpack(epoch: int, ids: np.ndarray, partners: np.ndarray, views: tuple[int, ...]) -> Task:
+    return Task(epoch, torch.from_numpy(ids), torch.from_numpy(partners), views)
+
+
+class BatchEngine:
+    """All images in memory; on a CPU a thread prepares the next batches, on an accelerator its queue does."""
+
+    AHEAD = 2  # batches ready before they are asked for
+
+    def __init__(self, array: Tensor, views: ViewsConfig, seed: int, device: torch.device) -> None:
+        self._array = array.to(device)
+        self._views = BatchedViews(views)
+        self._seed = seed
+
+    def parts(self, count: int) -> int:
+        return 1
+
+    def make(self, task: Task) -> Made:
+        views = []
+        for view in task.views:
+            pixels = self._array.index_select(0, task.sources(view).to(self._array.device))
+            views.append(self._views(pixels, view, self._seed, task.epoch, task.ids))
+        return views, {}
+
+    def run(self, tasks: list[Task]) -> Iterator[Made]:
+        if self._array.device.type != "cpu":
+            return map(self.make, tasks)
+        return _ahead(self.make, tasks, self.AHEAD)
+
+    def close(self) -> None:
+        pass
+
+
+def _ahead(make: Callable[[Task], Made], tasks: list[Task], depth: int) -> Iterator[Made]:
+    """make(task) for each task in order, up to `depth` of them made in a thread before they are needed."""
+    ready: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="adasim-views") as thread:
+        try:
+            for i in range(len(tasks) + depth):
+                if i < len(tasks):
+                    ready.append(thread.submit(make, tasks[i]))
+                if i >= depth:
+                    yield ready.popleft().result()
+        finally:  # also when the consumer stops in mid-epoch
+            thread.shutdown(wait=True, cancel_futures=True)
+
+
+class ImageEngine:
+    """One image at a time, in `workers` processes that may persist: they know nothing of epochs."""
+
+    def __init__(self, images: ImageSet, views: ViewsConfig, seed: int, workers: int) -> None:
+        self._items = _Items(images, Views(views), seed)
+        self._workers = workers
+        self._plan: list[Task] = []
+        self._loader: DataLoader[Made] | None = None
+
+    def parts(self, count: int) -> int:
+        return max(1, min(self._workers, count))
+
+    def make(self, task: Task) -> Made:
+        return self._items[task]
+
+    def run(self, tasks: list[Task]) -> Iterator[Made]:
+        if not self._workers:
+            yield from map(self.make, tasks)
+            return
+        self._plan[:] = tasks
+        if self._loader is None:
+            self._loader = DataLoader(
+                self._items,
+                batch_size=None,
+                sampler=self._plan,
+                num_workers=self._workers,
+                persistent_workers=True,
+                worker_init_fn=_leave_signals_to_the_parent,
+                generator=torch.Generator(),  # else it would draw from the training loop's
+            )
+        batches = iter(self._loader)
+        while True:
+            try:
+                made = next(batches)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                if "worker" not in str(error):
+                    raise
+                self._loader = None
+                raise RuntimeError(
+                    f"A loader process ended unexpectedly ({error}). It was killed from outside, most often "
+                    f"for want of memory: resume the run, with fewer --data.workers if it happens again."
+                ) from error
+            yield made
+
+    def close(self) -> None:
+        self._loader = None
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C and a scheduler's SIGTERM reach the whole process group. The parent still needs batches then: it
+    finishes its step and saves, and ends the workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class _Items(Dataset[Made]):
+    """Turns a task into its views; this is what lives in the workers."""
+
+    def __init__(self, images: ImageSet, views: Views, seed: int) -> None:
+        self._images = images
+        self._views = views
+        self._seed = seed
+
+    def __getitem__(self, task: Task) -> Made:
+        failed: dict[int, str] = {}
+        decoded: dict[int, Tensor] = {}
+        views = []
+        for view in task.views:
+            sources = task.sources(view).tolist()
+            for i in sources:
+                if i not in decoded:  # a standard pair's two views share one decoding
+                    decoded[i], missing = read(self._images, i, self._seed)
+                    failed.update(missing)
+            uniforms = seeding.uniform(self._seed, f"view{view}", task.epoch, task.ids, UNIFORMS)
+            views.append(self._views.batch([decoded[i] for i in sources], view, uniforms))
+        return views, failed

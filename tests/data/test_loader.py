@@ -1,0 +1,215 @@
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from adasim import seeding
+from adasim.config import ViewsConfig
+from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, Views, embedded
+from adasim.data.params import UNIFORMS
+from adasim.data.reading import read
+from adasim.errors import UserError
+
+from .pictures import save_image, smooth
+
+SMALL = ViewsConfig(size=16, local_crops=1, local_size=8, engine="image")
+Folder = Callable[..., Path]
+
+
+def open_loader(
+    images: ImageSet, views: ViewsConfig = SMALL, workers: int = 0, **changes: float
+) -> PairLoader:
+    options = {"batch_size": 4, "seed": 3, "max_unreadable": 0.5, **changes}
+    return PairLoader(images, views, workers=workers, **options)  # type: ignore[arg-type]
+
+
+def shifted(n: int) -> Tensor:
+    """Everyone's partner is the next image but one; image 0 is its own."""
+    partners = (torch.arange(n) + 2) % n
+    partners[0] = 0
+    return partners
+
+
+def assert_equal(a: list[Batch], b: list[Batch]) -> None:
+    assert len(a) == len(b)
+    for one, other in zip(a, b, strict=True):
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.partners, other.partners)
+        assert all(torch.equal(x, y) for x, y in zip(one.views, other.views, strict=True))
+
+
+@pytest.fixture(params=["batch", "image"])
+def either(request: pytest.FixtureRequest) -> PairLoader:
+    views = ViewsConfig(size=16, local_crops=1, local_size=8, engine=request.param)
+    return open_loader(ArrayImages("arrays", smooth(18, 20, 20)), views)
+
+
+def test_a_batch_holds_the_querys_view_1_and_the_partners_view_2_under_the_querys_name(
+    folder: Folder,
+) -> None:
+    images, views = FolderImages(folder(10)), Views(SMALL)
+    partners = shifted(10)
+    order = seeding.permutation(3, "order", 5, 10)
+    for step, batch in enumerate(open_loader(images).epoch(5, partners)):
+        assert torch.equal(batch.ids, order[4 * step : 4 * step + 4])
+        assert torch.equal(batch.partners, partners[batch.ids])
+        for number, view in enumerate(batch.views, start=1):
+            names = seeding.uniform(3, f"view{number}", 5, batch.ids, UNIFORMS)
+            shown = batch.partners if number == 2 else batch.ids
+            assert torch.equal(view, views.batch([images.load(i) for i in shown.tolist()], number, names))
+    assert step == 1  # two images are left over and dropped
+
+
+def test_the_batch_engine_shows_the_same_images_under_the_same_names() -> None:
+    array = smooth(18, 20, 20)
+    views = ViewsConfig(size=16, engine="batch")
+    for batch in open_loader(ArrayImages("arrays", array), views).epoch(2, shifted(18)):
+        assert torch.equal(batch.views[0], BatchedViews(views)(array[batch.ids], 1, 3, 2, batch.ids))
+        assert torch.equal(batch.views[1], BatchedViews(views)(array[batch.partners], 2, 3, 2, batch.ids))
+
+
+def test_any_number_of_workers_gives_the_same_bits(folder: Folder) -> None:
+    images = FolderImages(folder(14))
+    Path(images.where(3)).write_bytes(b"<html>")
+    runs = []
+    for workers in (0, 1, 2):
+        torch.set_num_threads(2 if workers == 0 else 1)
+        loader = open_loader(images, workers=workers)
+        state = torch.get_rng_state()
+        runs.append([b for e in (0, 1) for b in loader.epoch(e, shifted(14))])
+        assert torch.equal(torch.get_rng_state(), state)  # the training loop's generator is its own
+        assert list(loader.quarantined) == [3]
+        loader.close()
+    assert_equal(runs[0], runs[1])
+    assert_equal(runs[0], runs[2])
+
+
+def test_an_epoch_from_step_s_on_is_the_tail_of_the_whole_epoch(either: PairLoader) -> None:
+    whole = list(either.epoch(1, shifted(18)))
+    assert len(whole) == either.steps_per_epoch == 4
+    for start in range(5):
+        assert_equal(list(either.epoch(1, shifted(18), start)), whole[start:])
+
+
+def test_an_epoch_left_in_the_middle_does_no_harm(either: PairLoader) -> None:
+    whole = list(either.epoch(1, shifted(18)))
+    next(iter(either.epoch(0, shifted(18))))
+    assert_equal(list(either.epoch(1, shifted(18))), whole)
+
+
+def test_fetching_partners_late_gives_the_pixels_of_the_whole_batch(either: PairLoader) -> None:
+    whole = list(either.epoch(1, shifted(18)))
+    for late, full in zip(either.epoch(1, shifted(18), first_only=True), whole, strict=True):
+        assert torch.equal(late.views[0], full.views[0])
+        assert torch.equal(late.views[1], full.views[2])  # the local crop: there is no view 2 yet
+        assert torch.equal(either.fetch(1, full.ids, full.partners).result(), full.views[1])
+
+
+def test_fetching_in_several_threads_gives_the_same_pixels(folder: Folder) -> None:
+    images = FolderImages(folder(12))
+    ids, partners = torch.arange(5), torch.arange(5) + 6
+    alone, together = (open_loader(images, workers=w).fetch(0, ids, partners).result() for w in (0, 3))
+    assert torch.equal(alone, together)
+
+
+def test_two_ranks_share_the_batches_of_one() -> None:
+    images = embedded(20)
+    views = ViewsConfig(size=16)
+    whole = list(open_loader(images, views).epoch(0, shifted(20)))
+    parts = [list(open_loader(images, views, rank=r, world=2).epoch(0, shifted(20))) for r in (0, 1)]
+    for full, *halves in zip(whole, *parts, strict=True):
+        assert torch.equal(torch.cat([h.ids for h in halves]), full.ids)
+        assert torch.equal(torch.cat([h.views[1] for h in halves]), full.views[1])
+
+
+@pytest.mark.parametrize("engine", ["image", "batch"])
+def test_an_unreadable_image_is_replaced_by_a_rule_and_quarantined(tmp_path: Path, engine: str) -> None:
+    for i in range(12):
+        save_image(smooth(1, 20, 20, seed=i)[0], tmp_path / f"{i:02d}.png")
+    images = FolderImages(tmp_path)
+    first = seeding.key(3, "stand-in", 7, 0) % 12
+    broken = {7, first}  # the stand-in is broken too: the rule moves on
+    for i in broken:
+        (tmp_path / f"{i:02d}.png").write_bytes(b"")
+    expected = seeding.key(3, "stand-in", 7, 1) % 12
+    assert expected not in broken
+    pixels, failed = read(images, 7, 3)
+    assert torch.equal(pixels, images.load(expected))
+    assert set(failed) == broken
+
+    config = ViewsConfig(size=16, engine=engine)  # type: ignore[arg-type]
+    loader = open_loader(images, config)
+    partners = torch.full((12,), 7)  # drawn as a partner by everyone
+    batch = next(iter(loader.epoch(0, partners)))
+    repaired = ArrayImages("repaired", torch.stack([read(images, i, 3)[0] for i in range(12)]))
+    assert torch.equal(batch.views[1], next(iter(open_loader(repaired, config).epoch(0, partners))).views[1])
+    assert broken <= set(loader.quarantined)
+    assert str(tmp_path / "07.png") in loader.quarantined[7]
+
+
+def test_too_many_unreadable_images_stop_the_run_and_are_named(folder: Folder) -> None:
+    root = folder(12)
+    images = FolderImages(root)
+    for i in (2, 5):
+        (root / f"img{i:03d}.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"2 of 12 images .*img002\.png.*img005\.png.*--data.max-unreadable"):
+        list(open_loader(images, max_unreadable=0.1).epoch(0, torch.arange(12)))
+
+
+def test_an_image_deleted_during_the_run_is_quarantined_with_its_path(folder: Folder) -> None:
+    images = FolderImages(folder(12))
+    loader = open_loader(images, workers=1)
+    list(loader.epoch(0, torch.arange(12)))
+    assert loader.quarantined == {}
+    os.unlink(images.where(4))
+    list(loader.epoch(1, torch.arange(12)))
+    loader.close()
+    assert loader.quarantined == {4: f"{images.where(4)}: the file is gone"}
+
+
+def test_a_killed_loader_process_is_reported_not_waited_for(folder: Folder) -> None:
+    loader = open_loader(FolderImages(folder(40)), workers=1)
+    batches = iter(loader.epoch(0, torch.arange(40)))
+    next(batches)
+    workers = loader._engine._loader._iterator._workers  # type: ignore[union-attr]
+    os.kill(workers[0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"A loader process ended unexpectedly .* resume the run"):
+        list(batches)
+    loader.close()
+
+
+def test_a_signal_to_the_whole_group_does_not_take_the_workers_away(folder: Folder) -> None:
+    images = FolderImages(folder(40))
+    loader = open_loader(images, workers=1)
+    whole = list(open_loader(images).epoch(0, torch.arange(40)))
+    batches = iter(loader.epoch(0, torch.arange(40)))
+    seen = [next(batches)]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(loader._engine._loader._iterator._workers[0].pid, number)  # type: ignore[union-attr]
+    assert_equal([*seen, *batches], whole)
+    loader.close()
+
+
+def test_auto_takes_small_images_of_one_size_into_memory(tmp_path: Path, folder: Folder) -> None:
+    auto = ViewsConfig(size=16)
+    assert open_loader(embedded(20), auto).engine == "batch"
+    assert open_loader(embedded(20, size=65), auto).engine == "image"
+    assert open_loader(FolderImages(folder(6)), auto).engine == "image"
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    for i in range(6):
+        save_image(smooth(1, 20, 20 + i // 5)[0], mixed / f"{i}.png")
+    assert open_loader(FolderImages(mixed), auto).engine == "image"
+    with pytest.raises(UserError, match="one size"):
+        open_loader(FolderImages(mixed), ViewsConfig(size=16, engine="batch"))
+    (mixed / "5.png").unlink()
+    assert open_loader(FolderImages(mixed), auto).engine == "batch"
+
+
+def test_a_batch_larger_than_the_data_set_is_refused() -> None:
+    with pytest.raises(UserError, match="batch_size=30 is more than the 20 images"):
+        open_loader(embedded(20), batch_size=30)

@@ -1,0 +1,170 @@
+import builtins
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adasim.data import open_images
+from adasim.errors import UserError
+
+from .pictures import save_image, smooth
+
+
+def test_the_class_is_the_first_level_folder_and_the_order_is_sorted(tmp_path: Path) -> None:
+    for name in ("dog/b.png", "dog/a.PNG", "cat/deep/er/x.png", "cat/z.png", ".hidden/y.png"):
+        save_image(smooth(1, 8, 8)[0], tmp_path / name)
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    data = open_images(str(tmp_path))
+    assert [line.split()[0] for line in data.listing()] == [
+        "cat/z.png",
+        "cat/deep/er/x.png",
+        "dog/a.PNG",
+        "dog/b.png",
+    ]
+    assert data.classes == ["cat", "dog"]
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 0, 1, 1]
+    assert data.where(2) == str(tmp_path / "dog/a.PNG")
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    save_image(smooth(1, 8, 8)[0], tmp_path / "a.png")
+    save_image(smooth(1, 8, 8)[0], tmp_path / "more/b.png")
+    data = open_images(str(tmp_path))
+    assert len(data) == 2
+    assert data.labels is None
+
+
+@pytest.mark.parametrize("test_name", ["test", "val"])
+def test_a_divided_folder_is_read_by_split(tmp_path: Path, test_name: str) -> None:
+    save_image(smooth(1, 8, 8)[0], tmp_path / "train/cat/a.png")
+    save_image(smooth(1, 8, 8)[0], tmp_path / "train/dog/b.png")
+    save_image(smooth(1, 8, 8)[0], tmp_path / test_name / "dog/c.png")
+    train, test = open_images(str(tmp_path)), open_images(str(tmp_path), split="test")
+    assert len(train) == 2
+    assert train.classes == ["cat", "dog"]
+    assert test.listing()[0].startswith("dog/c.png")
+
+
+def test_the_fingerprint_notices_what_was_added_removed_renamed_or_rewritten(tmp_path: Path) -> None:
+    for i in range(3):
+        save_image(smooth(1, 8, 8, seed=i)[0], tmp_path / f"c/{i}.png")
+
+    def look() -> tuple[str, list[str]]:
+        data = open_images(str(tmp_path))
+        return data.fingerprint(), data.listing()
+
+    seen = [look()]
+    assert look() == seen[0]
+    (tmp_path / "c/0.png").rename(tmp_path / "c/9.png")
+    seen.append(look())
+    save_image(smooth(1, 8, 8)[0], tmp_path / "c/5.png")
+    seen.append(look())
+    (tmp_path / "c/1.png").unlink()
+    seen.append(look())
+    (tmp_path / "c/2.png").write_bytes(b"short")
+    seen.append(look())
+    assert len({fingerprint for fingerprint, _ in seen}) == 5
+    assert set(seen[1][1]) - set(seen[0][1]) == {seen[0][1][0].replace("0.png", "9.png")}
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NHW"])
+def test_npz_arrays_of_any_layout_give_the_same_kind_of_image(tmp_path: Path, layout: str) -> None:
+    pixels = smooth(5, 10, 12, channels=1 if layout == "NHW" else 3)
+    array = {"NHWC": pixels.permute(0, 2, 3, 1), "NCHW": pixels, "NHW": pixels[:, 0]}[layout].numpy()
+    masks = np.ones((5, 10, 12), np.int64)
+    np.savez(tmp_path / "d.npz", images=array, labels=np.array([[0], [1], [2], [1], [0]]), masks=masks)
+    data = open_images(str(tmp_path / "d.npz"))
+    assert torch.equal(data.load(3), pixels[3].expand(3, -1, -1))
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 1, 2, 1, 0]
+    assert data.classes == ["0", "1", "2"]
+    array_of_all, mask = data.as_array(), data.mask(0)
+    assert array_of_all is not None
+    assert torch.equal(array_of_all, pixels)
+    assert mask is not None
+    assert mask.dtype == torch.uint8
+
+
+def test_npz_with_train_and_test_arrays_is_read_by_split(tmp_path: Path) -> None:
+    a, b = smooth(4, 8, 8).numpy(), smooth(2, 8, 8, seed=1).numpy()
+    np.savez(tmp_path / "d.npz", x_train=a, y_train=np.arange(4), x_test=b, y_test=np.arange(2))
+    assert len(open_images(str(tmp_path / "d.npz"))) == 4
+    assert torch.equal(open_images(str(tmp_path / "d.npz"), split="test").load(1), torch.from_numpy(b[1]))
+
+
+def test_arrays_with_other_pixels_have_another_fingerprint(tmp_path: Path) -> None:
+    pixels = smooth(3, 8, 8).numpy()
+    prints = []
+    for change in (0, 1):
+        pixels[1, 0, 0, 0] += change
+        np.savez(tmp_path / "d.npz", images=pixels)
+        prints.append(open_images(str(tmp_path / "d.npz")).fingerprint())
+    assert prints[0] != prints[1]
+
+
+def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    from PIL import Image
+
+    pixels = smooth(4, 9, 11)
+    rows = {"picture": [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in pixels], "kind": [0, 1, 1, 0]}
+    features = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["x", "y"])})
+    table = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict({"train": table, "validation": table.select([2])}).save_to_disk(tmp_path / "hf")
+    data = open_images(f"hf:{tmp_path / 'hf'}")
+    assert torch.equal(data.load(2), pixels[2])
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 1, 1, 0]
+    assert data.classes == ["x", "y"]
+    assert len(open_images(f"hf:{tmp_path / 'hf'}", split="test")) == 1
+    assert data.fingerprint() == open_images(f"hf:{tmp_path / 'hf'}").fingerprint()
+
+
+def test_embedded_takes_a_count_and_a_size() -> None:
+    assert len(open_images("embedded:48")) == 48
+    array = open_images("embedded:48", size=40, split="test").as_array()
+    assert array is not None
+    assert array.shape == (256, 1, 40, 40)
+
+
+def test_what_cannot_be_opened_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("words")
+    (tmp_path / "broken.npz").write_text("words")
+    np.savez(tmp_path / "none.npz", faces=np.zeros(3))
+    np.savez(tmp_path / "float.npz", images=np.zeros((3, 8, 8, 3)))
+    np.savez(tmp_path / "few.npz", images=np.zeros((3, 8, 8, 3), np.uint8), labels=np.zeros(2, int))
+    real_import = builtins.__import__
+
+    def without_datasets(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "datasets":
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_datasets)
+    for source, says in {
+        str(tmp_path / "nowhere"): "No such folder",
+        str(tmp_path / "empty"): "No images in",
+        str(tmp_path / "notes.txt"): "not known",
+        str(tmp_path / "nowhere.npz"): "No such file",
+        str(tmp_path / "broken.npz"): "cannot be read",
+        str(tmp_path / "none.npz"): "faces",
+        str(tmp_path / "float.npz"): "uint8",
+        str(tmp_path / "few.npz"): "3 images but 2 labels",
+        "hf:anything": "pip install",
+        "embedded:many": "whole number",
+        "embedded:0": "whole number",
+    }.items():
+        with pytest.raises(UserError, match=says):
+            open_images(source)
+
+
+def test_a_folder_that_is_not_divided_has_no_test_split(tmp_path: Path) -> None:
+    save_image(smooth(1, 8, 8)[0], tmp_path / "cat/a.png")
+    with pytest.raises(UserError, match="no test images"):
+        open_images(str(tmp_path), split="test")
