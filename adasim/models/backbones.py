@@ -135,7 +135,7 @@ def from_spec(spec: dict[str, Any], **extra: Any) -> Backbone:
     if spec["stem"] != "timm":
         net.maxpool = nn.Identity()
     if spec["stem"] == "3x3":
-        net.conv1 = nn.Conv2d(spec["kwargs"]["in_chans"], net.bn1.num_features, 3, 1, 1, bias=False)
+        net.conv1 = nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
     dim = getattr(net, "head_hidden_size", None) or net.num_features
     return Backbone(net, spec | {"dim": dim})

@@ -76,6 +76,12 @@ def _checked(header: str, path: Path) -> dict[str, Any]:
         spec = None
     if not isinstance(spec, dict) or set(spec) != _FIELDS or not isinstance(spec["kwargs"], dict):
         raise UserError(f"{path} has a damaged description of its model. Export it again.")
+    if spec["stem"] not in ("timm", "no_pool", "3x3") or (
+        spec["stem"] != "timm" and "resnet" not in spec["timm"]
+    ):
+        raise UserError(
+            f"{path} has a stem {spec['stem']!r} that {spec['timm']} cannot have. Export it again."
+        )
     name, extra = str(spec["timm"]), sorted(set(spec["kwargs"]) - _KWARGS)
     if ":" in name or not timm.is_model(name.split(".")[0]):
         raise UserError(

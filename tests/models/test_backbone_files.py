@@ -111,6 +111,8 @@ def test_a_description_may_not_fetch_or_unpickle(tmp_path):
         load_backbone(tampered(tmp_path, kwargs=kwargs))
     with pytest.raises(UserError, match="hf-hub"):
         load_backbone(tampered(tmp_path, timm="hf-hub:someone/model"))
+    with pytest.raises(UserError, match="stem 'other'"):
+        load_backbone(tampered(tmp_path, stem="other"))
     with pytest.raises(UserError, match="damaged"):
         load_backbone(tampered(tmp_path, surprise=1))
 
