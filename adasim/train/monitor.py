@@ -66,7 +66,7 @@ class CollapseWatch:
       0.6, trained ones: 0.5 to 0.6. At once if it was above before, after 5 readings if it never was.
     - rank below 3. Untrained: 8 to 70, trained: 15 to 85. Likewise.
     - entropy above 0.999. A healthy DINO run passes through a plateau where centring has removed what all
-      images have in common and little else is there yet; it stayed below 0.994 there (ln(out_dim) - 0.04),
+      images have in common and little else is there yet; it peaked at 0.995 there (ln(out_dim) - 0.03),
       while a run with too warm a teacher (0.5) passed 0.999 in its second epoch. After 3 readings.
     - entropy below 0.05: nearly all mass is on one prototype. A run whose centre was held still (no centring)
       fell below it in its sixth epoch and ended at 0.027. After 3 readings.
