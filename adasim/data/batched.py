@@ -9,7 +9,6 @@ the rows that drew it, in each image's own order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ class BatchedViews:
         uniforms = seeding.uniform(seed, f"view{view}", epoch, ids.cpu(), UNIFORMS)
         # Parameters stay on the CPU: choosing rows there needs no wait for the device.
         params = draw(settings, torch.full((B,), H), torch.full((B,), W), uniforms)
-        x = _crop(images.float() / 255, settings, params)
+        x = _crop(images.float().div_(255), settings, params)
         if settings.jitter_p:
             _jitter(x, params)
         if settings.grey_p and x.shape[1] == 3:
@@ -54,7 +53,7 @@ class BatchedViews:
             _on(x, params.blur, lambda y, rows: _blur(y, params.sigma[rows]))
         if settings.solarize_p:
             _on(x, params.solarize, lambda y, rows: torch.where(y >= SOLARIZE_FROM / 255, 1 - y, y))
-        return (x - self._mean.to(x.device)) / self._std.to(x.device)
+        return (x - self._mean.to(x.device)).div_(self._std.to(x.device)).expand(-1, 3, -1, -1)
 
 
 def resize_matrix(start: Tensor, length: Tensor, size_in: int, size_out: int, interpolation: str) -> Tensor:
@@ -119,20 +118,26 @@ def _on(x: Tensor, chosen: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -
 
 
 def _jitter(x: Tensor, params: Params) -> None:
-    """Brightness, contrast, saturation and hue of each image, in its own order, in place."""
+    """Brightness, contrast, saturation and hue of each image, in its own order, in place.
+
+    Before each of the four positions the images are sorted by what they want there, so that each change works
+    on one contiguous piece.
+    """
     changes = (
         (_brightness, _contrast, _saturation, shift_hue) if x.shape[1] == 3 else (_brightness, _contrast)
     )
+    rows = params.jitter.nonzero()[:, 0]  # rows[k] is the image that y[k] shows
+    y = x.index_select(0, rows.to(x.device, non_blocking=True))
     for position in range(4):
+        wanted = params.order[rows, position]
+        sort = wanted.argsort(stable=True)
+        rows, y = rows[sort], y.index_select(0, sort.to(x.device, non_blocking=True))
+        ends = wanted.bincount(minlength=4).cumsum(0).tolist()
         for which, change in enumerate(changes):
-            chosen = params.jitter & (params.order[:, position] == which)
-            _on(x, chosen, partial(_with_factors, change, params.factors[:, which]))
-
-
-def _with_factors(
-    change: Callable[[Tensor, Tensor], Tensor], factors: Tensor, x: Tensor, rows: Tensor
-) -> Tensor:
-    return change(x, factors[rows].to(x.device, torch.float32, non_blocking=True)[:, None, None, None])
+            piece = slice(ends[which - 1] if which else 0, ends[which])
+            factors = params.factors[rows[piece], which].float()[:, None, None, None]
+            y[piece] = change(y[piece], factors.to(x.device, non_blocking=True))
+    x.index_copy_(0, rows.to(x.device, non_blocking=True), y)
 
 
 def _grey(x: Tensor) -> Tensor:

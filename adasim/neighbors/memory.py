@@ -248,7 +248,7 @@ class NeighborMemory:
         return ranked_sums(lists.flatten(1), similarities.flatten(1), k)
 
     def _refresh_int8(self) -> None:
-        """Give search an int8 copy of the cache; it holds nothing of its own, so it is not part of the state."""
+        """Give search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""
         if self.cache.numel() < _INT8_FROM or self.epochs == 0:
             return
         if self._quantized is None:

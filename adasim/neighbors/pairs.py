@@ -1,7 +1,7 @@
 """Pair policies: who is whose partner in an epoch. View 1 shows the image, view 2 its partner.
 
-A policy has one method, `partners(epoch, ids=None)`, that returns one image id per image (or per given id) and is a
-pure function of the memory and of (seed, epoch, id).
+A policy has one method, `partners(epoch, ids=None)`: one image id per image (or per given id), as a pure
+function of the memory and of (seed, epoch, id).
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ a query, with a scale of its own, as q = t b + f. The integers give q.z up to a 
 
     |q.z - q.mu - s t (a.b)| = |q.e + f.(s a)| <= |q| error + |f| reach        (Cauchy-Schwarz).
 
-Taking off the mean costs nothing (it moves all scores of a query alike) and is what keeps the bound tight when
-features crowd around a common direction, as they do in every encoder. `error` is measured, not estimated, so
-a clipped outlier only loosens its own row.
+Taking off the mean costs nothing (it moves all scores of a query alike) and is what keeps the bound tight
+when features crowd around a common direction, as they do in every encoder. `error` is measured, not
+estimated, so a clipped outlier only loosens its own row.
 """
 
 from __future__ import annotations

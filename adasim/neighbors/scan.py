@@ -1,7 +1,7 @@
 """One pass over the rows that keeps every (query, row) pair which may be among the K best.
 
-A scorer multiplies quickly and inexactly, and says how far off it can be. The scan never drops a pair unless K
-other rows are proven to score higher; what is left is scored exactly by `search`.
+A scorer multiplies quickly and inexactly, and says how far off it can be. The scan never drops a pair unless
+K other rows are proven to score higher; what is left is scored exactly by `search`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Candidates(NamedTuple):
     ids: Tensor  # (M,) int64
 
 
-class Overflow(Exception):
+class TooManyCandidatesError(Exception):
     """The bound prunes too little: another engine will be faster."""
 
 
@@ -49,7 +49,7 @@ class Scorer(Protocol):
 
 
 class FloatScorer:
-    """fp32 products. A sum of D products, in any order, is off by at most D u |q| |z| (Higham, 2002, ch. 3)."""
+    """fp32 products. A sum of D products in any order is off by at most D u |q| |z| (Higham, 2002)."""
 
     allowance, sparsity = 1024, 512  # near ties are rare in fp32
 
@@ -75,7 +75,7 @@ class FloatScorer:
 
 
 class Int8Scorer:
-    """Integer products of int8 codes, exact in int32; the margin is the codes' own error (`QuantizedRows`)."""
+    """Products of int8 codes, exact in int32; the margin is the codes' own error (`QuantizedRows`)."""
 
     allowance, sparsity = 1024, 1024  # beyond this, rescoring costs more than int8 saves
 
@@ -150,7 +150,7 @@ def scan(scorer: Scorer, n: int, k: int, tile: int) -> Candidates:
             found = _prune(found, floor)
             count = len(found[0][0])
             if count > limit:
-                raise Overflow
+                raise TooManyCandidatesError
     if fresh:
         floor = _merge_best(best, fresh)[:, -1:]
     queries, ids, _ = _prune(found, floor)[0]

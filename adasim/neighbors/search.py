@@ -1,8 +1,8 @@
 """Exact top-K inner product of B queries against N rows, in tiles, on any device.
 
 A fast, inexact product (an fp32 GEMM, or an int8 one that is several times as fast) with a proven error bound
-leaves a few dozen candidates per query (`scan`); these are scored again in fp64 and ranked. So the answer does
-not depend on the engine, the tile size, the number of threads or how the rows are split:
+leaves a few candidates per query (`scan`); these are scored again in fp64 and ranked. So the answer does not
+depend on the engine, the tile size, the number of threads or how the rows are split:
 
     score(q, z) = the fp64 inner product rounded to fp32;   order: score descending, then id ascending.
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from adasim.neighbors.quantized import QuantizedRows
-from adasim.neighbors.scan import Candidates, FloatScorer, Int8Scorer, Overflow, group_max, scan
+from adasim.neighbors.scan import Candidates, FloatScorer, Int8Scorer, TooManyCandidatesError, group_max, scan
 
 _TILE_SCORES = 1 << 20  # scores per tile: 4 MB, still in the cache when they are looked at
 _QUERIES = 512  # queries per pass over the rows
@@ -82,11 +82,11 @@ def _search_block(
     if quantized is not None and quantized.worth_trying():
         try:
             return _rank(q, rows, scan(Int8Scorer(q, quantized), len(rows), k, tile), k)
-        except Overflow:
+        except TooManyCandidatesError:
             quantized.failed()
     try:
         return _rank(q, rows, scan(FloatScorer(q, rows, row_norm), len(rows), k, tile), k)
-    except Overflow:  # so many near ties that fp32 cannot tell them apart
+    except TooManyCandidatesError:  # so many near ties that fp32 cannot tell them apart
         return _dense(q, rows, k, tile)
 
 

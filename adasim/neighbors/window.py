@@ -6,8 +6,8 @@ From an image's w top-K lists, laid side by side as M = w K entries, come
     support  = the K best j (ties to the smaller id), or all of them;
     p_win(j) = softmax over the support of m_win(j) / tau.
 
-Similarities are fp16 values of at most 1, so all are multiples of 2^-24: sums are kept as integers in that unit,
-exact in any order. Grouping is a sort of the M ids, and the sums are differences of one running total.
+Similarities are fp16 values of at most 1, so all are multiples of 2^-24: sums are kept as integers in that
+unit, exact in any order. Grouping is a sort of the M ids; sums are differences of one running total.
 """
 
 from __future__ import annotations

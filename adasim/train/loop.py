@@ -1,0 +1,288 @@
+"""Pretraining, top to bottom: Algorithm 1 of the paper as a loop.
+
+images -> partners -> views -> student, teacher, loss -> neighbour memory -> next epoch's partners
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adasim import seeding
+from adasim.config import Config
+from adasim.data import Batch, ImageSet, PairLoader, open_images
+from adasim.errors import UserError
+from adasim.methods import Seen, Step
+from adasim.models import BACKBONE_FILE, save_backbone
+from adasim.neighbors import PairPolicy
+from adasim.recipes import get_recipe
+from adasim.train.checkpoint import CheckpointStore, SaveFailed
+from adasim.train.monitor import CollapseWatch
+from adasim.train.optim import clip_per_tensor, set_schedules
+from adasim.train.progress import Progress
+from adasim.train.run import MetricsLog, RunFolder, check_same
+from adasim.train.signals import StopRequests
+from adasim.train.state import TrainState, build_policy, build_state
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss is NaN or infinite. Nothing was updated by the step that met it."""
+
+
+def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, resume: bool = False) -> Path:
+    """Pretrain an encoder; returns the run folder, which holds `backbone.safetensors` at the end.
+
+    Args:
+        config: a recipe's name or a whole configuration.
+        out: the run folder to make.
+        data: where the images are, if `config` does not say (see `DataConfig.source`).
+        resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached.
+
+    >>> import adasim
+    >>> run = adasim.pretrain("demo", "runs/demo")         # doctest: +SKIP
+    >>> encoder = adasim.load_backbone(run)                # doctest: +SKIP
+    """
+    config = get_recipe(config) if isinstance(config, str) else config
+    if data is not None:
+        config.data.source = data
+    device = pick_device(config.device)
+    images = open_images(config.data.source, size=config.views.size)
+    config.check(len(images), images.labels is not None)
+    facts = {"fingerprint": images.fingerprint(), "listing": images.listing(), "device": str(device)}
+    with ExitStack() as stack:
+        if resume:
+            run = stack.enter_context(RunFolder.open(Path(out)))
+            check_same(run.description(), {"config": config.to_dict(), **facts})
+        state = build_state(config, len(images), device)
+        loader = PairLoader(
+            images,
+            config.views,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            workers=config.data.workers,
+            device=device,
+            max_unreadable=config.data.max_unreadable,
+        )
+        stack.callback(loader.close)
+        if not resume:
+            run = stack.enter_context(RunFolder.create(Path(out), config, facts))
+        Training(config, run, images, loader, state).run()
+    return Path(out)
+
+
+class Training:
+    """One run in one process: the state, what feeds it, and what watches it."""
+
+    def __init__(
+        self, config: Config, run: RunFolder, images: ImageSet, loader: PairLoader, state: TrainState
+    ) -> None:
+        self.config, self.path, self.images, self.loader, self.state = config, run.path, images, loader, state
+        self.steps_per_epoch = loader.steps_per_epoch
+        self.total_steps = config.epochs * loader.steps_per_epoch
+        self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
+        self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
+        self.recent: deque[Tensor] = deque(maxlen=max(1, 2048 // config.batch_size))  # features to watch
+        self.notes = run.version_changes()
+        self.store = CheckpointStore(run.path, config.save.keep, self.notes.append)
+        checkpoint = self.store.load_latest()
+        if checkpoint is not None:
+            state.load(checkpoint)
+        self.saved_at = time.monotonic()
+
+    def run(self) -> None:
+        """Train to the last epoch, or to a request to stop."""
+        config, state = self.config, self.state
+        with (
+            StopRequests() as stop,
+            MetricsLog(self.path, state.step or None) as self.metrics,
+            Progress(self.total_steps, config.epochs, state.step) as self.bar,
+        ):
+            for note in self.notes:
+                self.bar.say(note)
+            while state.epoch < config.epochs and not stop.requested:
+                self.train_epoch(stop)
+            if state.epoch < config.epochs:
+                self.save()
+                self.bar.say(
+                    f"Stopped after step {state.step}. Continue with: adasim pretrain --resume {self.path}"
+                )
+
+    def train_epoch(self, stop: StopRequests) -> None:
+        """The rest of the current epoch, or as much of it as a request to stop allows."""
+        state, clip = self.state, self.config.optim.clip_grad
+        epoch, method = state.epoch, state.method
+        for batch, step, waited in self.steps(epoch):
+            loss = self.require_finite(step.loss, batch)
+            set_schedules(state.optimizer, self.config, state.step, self.steps_per_epoch)
+            state.optimizer.zero_grad(set_to_none=True)
+            state.scaler.scale(step.loss).backward()
+            method.before_optimizer(epoch)
+            if clip:
+                state.scaler.unscale_(state.optimizer)
+                clip_per_tensor(method.parameters(), clip)
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+            method.after_step(state.step, self.total_steps)
+            if state.memory is not None and state.memory.timing == "previous":
+                state.memory.observe(batch.ids, step.feature)  # search the cache, then write into it
+            state.count(loss, batch.ids, batch.partners)
+            self.report_step(epoch, batch, step, loss, waited)
+            if state.step_in_epoch < self.steps_per_epoch:
+                if stop.requested:
+                    return
+                if time.monotonic() - self.saved_at >= 60 * self.config.save.every_minutes:
+                    self.save()
+        self.report_epoch(epoch, step)
+        state.end_epoch()
+        self.save()
+
+    def steps(self, epoch: int) -> Iterator[tuple[Batch, Step, float]]:
+        """Forward passes of the epoch's remaining batches, and the seconds each had to wait for its data."""
+        state, memory = self.state, self.state.memory
+        after_the_fact = memory is not None and memory.timing == "current"
+        identity = torch.arange(len(self.images))
+        partners = identity if after_the_fact else self.policy.partners(epoch)
+        batches = self.loader.epoch(epoch, partners, state.step_in_epoch, first_only=after_the_fact)
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            waited = time.perf_counter() - start
+            torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
+            views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
+            with autocast(self.config.precision, batch.ids.device):
+                if after_the_fact:
+                    batch, step, late = self.late_partners(batch, views, epoch)
+                    waited += late
+                else:
+                    step = state.method(views, epoch)
+            yield batch, step, waited
+
+    def late_partners(self, batch: Batch, views: list[Tensor], epoch: int) -> tuple[Batch, Step, float]:
+        """Algorithm 1 as printed: see view 1, update the memory, draw the partner, only then see view 2.
+
+        The partner's view is made in the background while the student looks at view 1.
+        """
+        method, memory = self.state.method, self.state.memory
+        assert memory is not None
+        first = method.see(views[0])
+        memory.observe(batch.ids, first.feature)
+        partners = self.policy.partners(epoch, batch.ids.cpu())
+        pending = self.loader.fetch(epoch, batch.ids, partners)
+        others = [Seen(view) for view in views[1:]]  # local crops
+        for seen in (first, *others):
+            method.answer(seen)
+        start = time.perf_counter()
+        view = pending.result()
+        late = time.perf_counter() - start
+        second = method.see(view.contiguous(memory_format=torch.channels_last))
+        method.answer(second)
+        step = method.loss([first, second, *others], epoch)
+        return batch._replace(partners=partners.to(batch.ids.device)), step, late
+
+    def require_finite(self, loss: Tensor, batch: Batch) -> float:
+        """The loss as a number; stops before anything learns from one that is none."""
+        value = float(loss.detach())
+        if math.isfinite(value):
+            return value
+        names = [self.images.where(i) for i in batch.ids[:5].tolist()]
+        raise NonFiniteLossError(
+            f"The loss is {value} at step {self.state.step} (epoch {self.state.epoch + 1}); this step "
+            f"changed nothing. Its batch begins with {', '.join(names)}. Look at these images, or start "
+            f"again with a lower --optim.lr; the last checkpoint in {self.path} is good."
+        )
+
+    def save(self) -> None:
+        """Checkpoint and export. A full disk does not stop training: the next occasion tries again."""
+        self.saved_at = time.monotonic()
+        try:
+            self.metrics.sync()
+            self.state.save(self.store)
+            save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
+        except (SaveFailed, OSError) as problem:
+            self.bar.say(str(problem))
+
+    def report_step(self, epoch: int, batch: Batch, step: Step, loss: float, waited: float) -> None:
+        """The progress bar after every step, a line of metrics after some."""
+        state, save = self.state, self.config.save
+        seen = state.step_in_epoch * self.config.batch_size
+        bootstrap = None if self.config.pairs == "standard" else state.partners_changed / seen
+        self.recent.append(step.feature)
+        self.bar.update(
+            step=state.step,
+            epoch=epoch,
+            loss=loss,
+            images=len(batch.ids),
+            waited_s=waited,
+            bootstrap=bootstrap,
+        )
+        if state.step % save.log_every == 0:
+            values = {"epoch": epoch, "loss": loss, "lr": state.optimizer.param_groups[0]["lr"]}
+            values |= {name: float(value) for name, value in step.diagnostics.items()}
+            self.metrics.write(state.step, values)
+
+    def report_epoch(self, epoch: int, step: Step) -> None:
+        """The epoch's line of metrics, and a word if the encoder collapses."""
+        state = self.state
+        entropy = step.diagnostics.get("teacher_entropy")
+        warnings = self.watch.update(
+            torch.cat(list(self.recent)), None if entropy is None else float(entropy)
+        )
+        for sentence in warnings:
+            self.bar.say(sentence)
+        values: dict[str, float] = {
+            "epoch": epoch,
+            "epoch_loss": state.loss_sum / self.steps_per_epoch,
+            "bootstrap_ratio": state.partners_changed / (self.steps_per_epoch * self.config.batch_size),
+            "unreadable": len(self.loader.quarantined),
+            **self.watch.readings,
+        }
+        if state.memory is not None:
+            values |= neighbour_accuracy(state.memory.current_ids, self.images.labels)
+        self.metrics.write(state.step, values)
+
+
+def neighbour_accuracy(lists: Tensor, labels: Tensor | None) -> dict[str, float]:
+    """Of this epoch's lists (N, K): how often the first and second neighbour is the image, or of its class.
+
+    The first is mostly the image itself, so its class says little; the second is the one to watch.
+    """
+    visited = (lists[:, 0] >= 0).nonzero()[:, 0]
+    values = {}
+    for rank in range(min(2, lists.shape[1])):
+        neighbour = lists[visited, rank].long()
+        found = neighbour >= 0
+        values[f"nn_self_top{rank + 1}"] = float((neighbour == visited).float().mean())
+        if labels is not None:
+            same = (labels[neighbour.clamp(min=0)] == labels[visited]) & found
+            values[f"nn_accuracy_top{rank + 1}"] = float(same.float().mean())
+    return values
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Mixed precision where it was asked for and the device has it; a CPU runs fp32."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    return torch.autocast(device.type, dtype, enabled=precision != "fp32" and device.type != "cpu")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name, or for `auto` the best there is."""
+    if name == "auto":
+        best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return best or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"device={name} cannot be used here ({str(error).splitlines()[0]}). Try --device auto."
+        ) from None
+    return device

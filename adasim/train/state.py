@@ -1,0 +1,146 @@
+"""Everything that a training run changes, how it is built, and how it becomes a checkpoint and back.
+
+What is not here has no state: schedules, order of images, partners, augmentations and stochastic depth are
+pure functions of the counters below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.methods import Method, build_method
+from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, Standard
+from adasim.train.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
+from adasim.train.optim import build_optimizer
+
+
+@dataclass
+class TrainState:
+    """The method, its optimiser, the neighbour memory and where the run stands."""
+
+    method: Method
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    memory: NeighborMemory | None
+    """None for the policies that need no neighbours."""
+    step: int = 0
+    """Optimiser steps done."""
+    epoch: int = 0
+    """Epochs finished."""
+    step_in_epoch: int = 0
+    """Steps done of the epoch in progress."""
+    loss_sum: float = 0.0
+    """Sum of this epoch's losses."""
+    partners_changed: int = 0
+    """How many of this epoch's pairs joined two different images."""
+    history: dict[int, str] = field(default_factory=dict)
+    """Epoch -> name of its immutable file of top-K lists."""
+
+    def save(self, store: CheckpointStore) -> None:
+        """Write a checkpoint. A finished epoch's lists are written once, then only named."""
+        if self.memory is not None:
+            window = range(max(0, self.epoch - self.memory.window), self.epoch)
+            self.history = {
+                e: self.history.get(e) or store.write_history(e, self.memory.epoch_lists(e)) for e in window
+            }
+        moments, settings = pack_optimizer(self.optimizer)
+        tensors = {"method": self.method.state_dict(), "optimizer": moments}
+        info = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "step_in_epoch": self.step_in_epoch,
+            "loss_sum": self.loss_sum,
+            "partners_changed": self.partners_changed,
+            "optimizer": settings,
+            "scaler": self.scaler.state_dict(),
+            "history": [[epoch, name] for epoch, name in self.history.items()],
+        }
+        if self.memory is not None:
+            state = self.memory.state_dict()
+            tensors["memory"] = {k: v for k, v in state.items() if not k.startswith("history")}
+        store.save(self.step, tensors, info, list(self.history.values()))
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Take over a checkpoint of a run with the same configuration."""
+        info = checkpoint.info
+        self.method.load_state_dict(checkpoint.tensors("method"))
+        unpack_optimizer(self.optimizer, checkpoint.tensors("optimizer"), info["optimizer"])
+        self.scaler.load_state_dict(info["scaler"])
+        self.step, self.epoch, self.step_in_epoch = info["step"], info["epoch"], info["step_in_epoch"]
+        self.loss_sum, self.partners_changed = info["loss_sum"], info["partners_changed"]
+        self.history = {int(epoch): name for epoch, name in info["history"]}
+        if self.memory is not None:
+            for epoch, name in self.history.items():
+                self.memory.load_epoch_lists(epoch, checkpoint.history_tensors(name))
+            self.memory.load_state_dict({**self.memory.state_dict(), **checkpoint.tensors("memory")})
+
+    def count(self, loss: float, ids: Tensor, partners: Tensor) -> None:
+        """One more step done."""
+        self.step += 1
+        self.step_in_epoch += 1
+        self.loss_sum += loss
+        self.partners_changed += int((partners != ids).sum())
+
+    def end_epoch(self) -> None:
+        """Move on to the next epoch; this epoch's lists join the window."""
+        if self.memory is not None:
+            self.memory.end_epoch()
+        self.epoch += 1
+        self.step_in_epoch, self.loss_sum, self.partners_changed = 0, 0.0, 0
+
+    def digest(self) -> str:
+        """SHA-256 over the whole state: two runs with equal digests are at the same point, bit for bit."""
+        moments, _ = pack_optimizer(self.optimizer)
+        groups: dict[str, dict[str, Tensor]] = {"method": self.method.state_dict(), "optimizer": moments}
+        if self.memory is not None:
+            groups["memory"] = self.memory.state_dict()
+        total = hashlib.sha256(f"{self.step} {self.epoch} {self.step_in_epoch}".encode())
+        for group, tensors in sorted(groups.items()):
+            for name, tensor in sorted(tensors.items()):
+                total.update(f"{group}.{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return total.hexdigest()
+
+
+def build_state(config: Config, num_images: int, device: torch.device) -> TrainState:
+    """The state before the first step, a pure function of the configuration."""
+    method = build_method(config, config.views.size).to(device)
+    if any(p.ndim == 4 for p in method.parameters()):
+        method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
+    method.train()
+    memory = None
+    if config.pairs in ("nearest", "adasim"):
+        neighbors = config.neighbors
+        memory = NeighborMemory(
+            num_images,
+            method.feature_dim,
+            window=1 if config.pairs == "nearest" else neighbors.window,
+            k=neighbors.k,
+            support=neighbors.support,
+            timing=neighbors.timing,
+            dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
+            device=device,
+        )
+    scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16" and device.type == "cuda")
+    return TrainState(method, build_optimizer(method, config), scaler, memory)
+
+
+def build_policy(
+    config: Config, num_images: int, memory: NeighborMemory | None, labels: Tensor | None
+) -> PairPolicy:
+    """The pair policy that `config.pairs` names."""
+    if config.pairs == "oracle":
+        if labels is None:
+            raise UserError("pairs=oracle needs labels.")
+        return Oracle(labels, config.epochs, config.neighbors.oracle_p, config.seed)
+    if memory is None:
+        return Standard(num_images)
+    if config.pairs == "nearest":
+        return Nearest(memory)
+    return AdaSim(memory, config.neighbors.tau, config.seed)
