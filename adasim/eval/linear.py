@@ -171,18 +171,18 @@ class StackedHeads:
         self._velocity = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
 
     def logits(self, features: Tensor) -> Tensor:
-        """(B, D) features to (B, R, C) logits."""
-        flat = torch.addmm(self.bias.flatten(), features, self.weight.flatten(0, 1).T)
-        return flat.view(len(features), *self.bias.shape)
+        """(B, D) features to (R, C, B) logits: images innermost, so that a softmax over classes is fast."""
+        flat = torch.addmm(self.bias.view(-1, 1), self.weight.flatten(0, 1), features.T)
+        return flat.view(*self.bias.shape, len(features))
 
     def step(self, features: Tensor, labels: Tensor, lr: Tensor) -> None:
         """One SGD step of every head on the batch's mean cross-entropy; `lr` is one rate per head, (R,)."""
-        # The gradient of the logits in closed form, (softmax - one-hot) / B, in the logits' own memory.
-        error = torch.softmax(self.logits(features), dim=2)  # (B, R, C)
-        places = labels.view(-1, 1, 1).expand(-1, len(lr), 1)
-        error.scatter_add_(2, places, error.new_tensor(-1.0).expand_as(places))
-        error = error.div_(len(labels)).flatten(1)  # (B, R * C)
-        gradients = [(error.T @ features).view_as(self.weight), error.sum(dim=0).view_as(self.bias)]
+        # The gradient of the logits in closed form: (softmax - one-hot) / B.
+        error = torch.softmax(self.logits(features), dim=1)  # (R, C, B)
+        places = labels.expand(len(lr), 1, -1)
+        error.scatter_add_(1, places, error.new_tensor(-1.0).expand_as(places))
+        error = error.div_(len(labels)).flatten(0, 1)  # (R * C, B)
+        gradients = [(error @ features).view_as(self.weight), error.sum(dim=1).view_as(self.bias)]
         for value, gradient, velocity in zip(
             (self.weight, self.bias), gradients, self._velocity, strict=True
         ):
@@ -237,8 +237,8 @@ def _accuracy(heads: StackedHeads, features: Tensor, labels: Tensor) -> tuple[fl
     hits = torch.zeros(len(heads.bias), dtype=torch.int64, device=features.device)
     step = max(1, _LOGITS // heads.bias.numel())
     for start in range(0, len(features), step):
-        best, guess = heads.logits(features[start : start + step].float()).max(dim=2)  # (B, R)
-        hits += ((guess == labels[start : start + step, None]) & torch.isfinite(best)).sum(dim=0)
+        best, guess = heads.logits(features[start : start + step].float()).max(dim=1)  # (R, B)
+        hits += ((guess == labels[start : start + step]) & torch.isfinite(best)).sum(dim=1)
     return tuple((hits.double() * 100 / len(features)).tolist())
 
 
