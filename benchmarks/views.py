@@ -1,9 +1,10 @@
-"""Views per second at 32 pixels on one core: torchvision's own pipelines, our per-image path, our batched path.
+"""Views per second at 32 pixels on one core: torchvision's pipelines, our per-image path, our batched path.
 
     python benchmarks/views.py            # prints the table, writes benchmarks/results/views.{json,md}
 
-The contenders take turns (so that a busy moment of the machine hits all of them), each makes views 1 and 2 of the
-same 256 images, and the median over the rounds counts. Ratios are to the fastest per-image path.
+The contenders take turns (so that a busy moment of the machine hits all of them), each makes views 1 and 2 of
+the same 256 images, and the median over the rounds counts. All run in one thread and are charged for
+processor time, so that other programs count little. Ratios are to the fastest per-image path.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def measure(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str
     times: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(rounds + 1):
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = time.process_time()
             function()
             if turn:  # the first turn warms up
-                times[name].append(time.perf_counter() - start)
+                times[name].append(time.process_time() - start)
     return {name: 2 * BATCH / statistics.median(taken) for name, taken in times.items()}
 
 
@@ -124,7 +125,7 @@ def main() -> None:
 def as_markdown(cases: list[dict], machine: dict[str, str]) -> str:
     names = list(cases[0]["views_per_second"])
     lines = [
-        f"Views per second, {SIZE} pixels, batch {BATCH} ({machine['date']}; {machine['machine']}; "
+        f"Views per second of processor time, {SIZE} pixels, batch {BATCH} ({machine['date']}; {machine['machine']}; "
         f"{machine['versions']}).",
         "",
         f"| recipe | channels | {' | '.join(names)} | batched / fastest per image |",

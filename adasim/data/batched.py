@@ -9,6 +9,7 @@ the rows that drew it, in each image's own order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from adasim.config import ViewsConfig
 from adasim.data.params import SOLARIZE_FROM, UNIFORMS, Params, ViewSettings, draw
 from adasim.data.pixels import BLUR_RADIUS, blur_taps, shift_hue
 
+_TABLE_SIDE = 32  # up to this side all resize matrices are kept: 1,024 of them, 4 MB for views of 32 pixels
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in a grey level
 
 
@@ -79,6 +81,22 @@ def resize_matrix(start: Tensor, length: Tensor, size_in: int, size_out: int, in
     return weights / weights.sum(2, keepdim=True)
 
 
+def _resize_matrices(
+    start: Tensor, length: Tensor, size_in: int, size_out: int, interpolation: str
+) -> Tensor:
+    """`resize_matrix`; for small images, by looking up the few crops there can be."""
+    if size_in > _TABLE_SIDE:
+        return resize_matrix(start, length, size_in, size_out, interpolation)
+    return _resize_table(size_in, size_out, interpolation)[start * size_in + length - 1]
+
+
+@lru_cache(maxsize=8)
+def _resize_table(size_in: int, size_out: int, interpolation: str) -> Tensor:
+    """The matrices of all crops from size_in pixels: (start, length) is row start * size_in + length - 1."""
+    rows = torch.arange(size_in * size_in)
+    return resize_matrix(rows // size_in, rows % size_in + 1, size_in, size_out, interpolation)
+
+
 def blur_matrix(sigma: Tensor, size: int) -> Tensor:
     """(B, size, size): a Gaussian over 2 * BLUR_RADIUS + 1 pixels, mirrored at the borders."""
     taps = blur_taps(sigma)  # (B, taps)
@@ -101,8 +119,8 @@ def _apply_matrices(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def _crop(x: Tensor, settings: ViewSettings, params: Params) -> Tensor:
     H, W = x.shape[-2:]
-    rows = resize_matrix(params.top, params.height, H, settings.size, settings.interpolation)
-    columns = resize_matrix(params.left, params.width, W, settings.size, settings.interpolation)
+    rows = _resize_matrices(params.top, params.height, H, settings.size, settings.interpolation)
+    columns = _resize_matrices(params.left, params.width, W, settings.size, settings.interpolation)
     columns = torch.where(params.flip[:, None, None], columns.flip(1), columns)
     return _apply_matrices(x, rows, columns).clamp_(0, 1)
 

@@ -12,9 +12,10 @@ BLUR_RADIUS = 6  # taps on either side: three standard deviations of the widest 
 def shift_hue(x: Tensor, shift: Tensor | float) -> Tensor:
     """Turn the hue of x (..., 3, H, W), in [0, 1], by `shift` turns; HSV's value and saturation stay."""
     red, green, blue = x.split(1, dim=-3)
-    value, least = x.amax(-3, keepdim=True), x.amin(-3, keepdim=True)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    least = torch.minimum(torch.minimum(red, green), blue)
     spread = value - least
-    divisor = torch.where(spread == 0, 1.0, spread)
+    divisor = spread.clamp(min=1e-12)  # a grey pixel's hue is 0 / divisor
     sixth = torch.where(  # the hue in sixths of a turn
         value == red,
         (green - blue) / divisor,
