@@ -125,8 +125,8 @@ def main() -> None:
 def as_markdown(cases: list[dict], machine: dict[str, str]) -> str:
     names = list(cases[0]["views_per_second"])
     lines = [
-        f"Views per second of processor time, {SIZE} pixels, batch {BATCH} ({machine['date']}; {machine['machine']}; "
-        f"{machine['versions']}).",
+        f"Views per second of processor time, {SIZE} pixels, batch {BATCH} "
+        f"({machine['date']}; {machine['machine']}; {machine['versions']}).",
         "",
         f"| recipe | channels | {' | '.join(names)} | batched / fastest per image |",
         "|---|---|" + "---|" * (len(names) + 1),
