@@ -1,11 +1,11 @@
 """Few-shot transfer, 600 episodes of cached features: vectorised, against a loop over episodes in torch.
 
-    python benchmarks/fewshot.py                  # the sizes of the paper's eight data sets, width 384 (ViT-S)
+    python benchmarks/fewshot.py                  # sizes of the paper's eight data sets, width 384 (ViT-S)
     python benchmarks/fewshot.py --dim 2048       # ResNet-50
     python benchmarks/fewshot.py --episodes 60    # a quick try
 
 The loop does in each episode what the published code does: choose classes, find and shuffle each class's
-images, average the support, subtract every query from every prototype. Goal: 20 times as fast, over the table.
+images, average the support, subtract every query from every prototype. Goal: 20 times as fast, over all.
 """
 
 from __future__ import annotations

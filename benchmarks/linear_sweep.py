@@ -1,6 +1,6 @@
 """What a sweep of ten learning rates costs, in units of one rate.
 
-    python benchmarks/linear_sweep.py                           # cached features of CIFAR's size, and a stream
+    python benchmarks/linear_sweep.py                           # features of CIFAR's size, and a stream
     python benchmarks/linear_sweep.py --images 5000 --epochs 1  # a quick try
 
 On cached features the heads are all the work there is, and the ratio grows with the classes towards ten. In a
@@ -48,7 +48,7 @@ def main() -> None:
 
     # ViT-Ti/16 at 224 pixels, a sixth of ViT-S's work; 1000 classes, where the heads weigh most.
     backbone = create_model("vit_tiny_patch16_224", num_classes=0).eval()
-    width = int(backbone.num_features)
+    width = backbone(torch.zeros(1, 3, 224, 224)).shape[1]
     images = torch.randn(args.stream_images, 3, 224, 224)
     labels = torch.arange(args.stream_images) % 1000
 

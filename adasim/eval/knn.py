@@ -13,10 +13,8 @@ from adasim.errors import UserError
 from adasim.eval.checks import check_positive, check_split
 from adasim.neighbors.search import merge, search
 
-_QUERIES = 8192  # test images searched for at a time
-_ROW_VALUES = (
-    1 << 27
-)  # training values normalised at a time: 512 MB, as a whole copy of ImageNet would be 2 GB
+_QUERIES = 16384  # test images searched for at a time
+_ROW_VALUES = 1 << 28  # training values normalised at a time: 1 GB, half of ImageNet at width 384
 _SCORE_VALUES = 1 << 24  # (test image, class) scores held at a time
 
 
