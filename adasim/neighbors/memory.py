@@ -22,7 +22,7 @@ from adasim.neighbors.search import search
 from adasim.neighbors.window import ranked_sums, softmax_of_sums
 from adasim.seeding import uniform
 
-_CHUNK = 2048  # images whose windows are ranked at once
+_CHUNK = 512  # images whose windows are ranked at once
 _INT8_FROM = 1 << 24  # elements of the cache from which an int8 copy pays
 _GRID = 2.0**24  # features are rounded to multiples of 1 / _GRID, see `search`
 
@@ -158,13 +158,13 @@ class NeighborMemory:
         partners = torch.arange(self.num_images) if ids is None else ids.cpu().clone()
         if tau == 0 or self.epochs < self.window:
             return partners
+        u = uniform(seed, "partner", epoch, partners)  # (N, 1)
         for start in range(0, len(partners), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             own = partners[chunk]
             neighbours, p = self._distribution(chunk if ids is None else own, tau)
             gate = neighbours[:, 0] == own
-            u = uniform(seed, "partner", epoch, own)[:, 0]
-            at = (p.cumsum(1) <= u[:, None]).sum(1).clamp_(max=p.shape[1] - 1)
+            at = (p.cumsum(1) <= u[chunk]).sum(1).clamp_(max=p.shape[1] - 1)
             drawn = neighbours.gather(1, at[:, None])[:, 0]
             partners[chunk] = torch.where(gate & (drawn >= 0), drawn, own)
         return partners

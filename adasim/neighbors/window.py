@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 UNIT = 2.0**-24  # of the integer sums: the spacing of fp16's smallest numbers
 
@@ -29,46 +30,76 @@ def ranked_sums(ids: Tensor, similarities: Tensor, k: int | None) -> tuple[Tenso
     Returns:
         neighbours (C, S) int64, padded with -1, and sums (C, S) int64 in units of 2^-24, padded with 0.
     """
-    C, M = ids.shape
-    sorted_ids, position = _sort_ids(ids)
+    ids, position = _sort_ids(ids)
     units = similarities.float().mul_(1 / UNIT).int().gather(1, position)  # (C, M)
-    running = units.view(-1).cumsum(0)  # int64, over all images: only its differences are used
-
-    last = torch.ones(C, M, dtype=torch.bool)  # the last entry of each run of equal ids
-    torch.ne(sorted_ids[:, 1:], sorted_ids[:, :-1], out=last[:, :-1])
-    ends = last.view(-1).nonzero()[:, 0]
-    candidates = sorted_ids.view(-1)[ends].long()
-    sums = running[ends].diff(prepend=running.new_zeros(1))
-    image = ends // M
-    per_image = torch.bincount(image, minlength=C)
-    column = torch.arange(len(ends)) - (per_image.cumsum(0) - per_image)[image]
-    real = candidates >= 0
-    image, column, candidates, sums = image[real], column[real], candidates[real], sums[real]
-
-    width = int(per_image.max()) if C else 0
-    keep = width if k is None else k
-    # One integer orders by sum, then by column, and columns ascend with the ids. Sums are below 2^40 in size.
-    keys = torch.full((C, max(width, keep)), torch.iinfo(torch.int64).min)
-    table = torch.full((C, max(width, keep)), -1)
-    keys[image, column] = (sums << 20) | ((1 << 20) - 1 - column)
-    table[image, column] = candidates
-    top, at = keys.topk(keep, dim=1)
-    neighbours = table.gather(1, at)
-    return neighbours, torch.where(neighbours >= 0, top >> 20, 0)
+    # int32 may wrap around in the running total; its differences, sums of at most w units, do not.
+    running = units.cumsum(1, dtype=torch.int32)
+    ends = _ends_of_runs(ids)  # (C, width)
+    inside = ends < ids.shape[1]
+    ends.clamp_(max=ids.shape[1] - 1)
+    candidates = ids.gather(1, ends)  # ascending
+    sums = running.gather(1, ends)
+    sums[:, 1:] -= sums[:, :-1].clone()
+    return _best_first(candidates.masked_fill_(~inside, -1), sums, k)
 
 
 def softmax_of_sums(neighbours: Tensor, sums: Tensor, window: int, tau: float) -> Tensor:
-    """p_win over the support, (C, S) fp64; padding gets 0."""
-    logits = sums.double() * (UNIT / window / tau)
-    logits = torch.where(neighbours >= 0, logits, -torch.inf)
-    return torch.nan_to_num(logits.softmax(1), nan=0.0)  # an image that was never seen has no support
+    """p_win over the support, (C, S) fp64; padding gets 0, and so does all of an image that was never seen."""
+    logits = sums.double().mul_(UNIT / window / tau)
+    weights = (
+        (logits - logits[:, :1]).exp_().mul_(neighbours >= 0)
+    )  # sums are sorted: the first is the largest
+    return weights.div_(weights.sum(1, keepdim=True).clamp_(min=1e-300))
 
 
 def _sort_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids of each row in ascending order, and where they stood; equal ids keep their order."""
+    """Ids of each row in ascending order, and where they stood."""
     bits = (ids.shape[1] - 1).bit_length()
     if int(ids.max()) >> (31 - bits) == 0:  # id and position fit into one int32, which numpy sorts with SIMD
         keys = torch.add(torch.arange(ids.shape[1], dtype=torch.int32), ids, alpha=1 << bits)
         keys.numpy().sort(axis=1)
         return keys >> bits, (keys & ((1 << bits) - 1)).long()
-    return ids.sort(dim=1, stable=True)
+    return ids.sort(dim=1)
+
+
+def _ends_of_runs(ids: Tensor) -> Tensor:
+    """Where runs of equal ids end in sorted rows (C, M): int64 (C, width), padded with numbers of at least M."""
+    C, M = ids.shape
+    dtype, far = (torch.int16, 1 << 14) if M < 1 << 14 else (torch.int32, 1 << 30)
+    flat = ids.view(-1)
+    ends = torch.zeros(C * M, dtype=dtype)
+    torch.eq(flat[1:], flat[:-1], out=ends[:-1])  # 1 where a run goes on
+    ends = ends.view(C, M)
+    ends[:, -1] = 0  # no run goes on in the next row
+    ends.mul_(far).add_(torch.arange(M, dtype=dtype))
+    ends.numpy().sort(axis=1)  # with SIMD, this compacts faster than a search for the ends would
+    width = int((ends.amin(0) < far).sum())
+    return ends[:, :width].long()
+
+
+def _best_first(candidates: Tensor, sums: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
+    """Order (C, width) candidates with ascending ids by sum, then by id; padding is -1 and goes last."""
+    C, width = candidates.shape
+    keep = width if k is None else k
+    bits = (width - 1).bit_length() if width > 1 else 1
+    real = candidates >= 0
+    # One integer orders by sum, then by smaller column, which is smaller id.
+    column = (1 << bits) - 1 - torch.arange(width, dtype=torch.int32)
+    shift = max(0, bits + int(sums.abs().max()).bit_length() - 30)
+    if int(sums.bitwise_and((1 << shift) - 1).max()) == 0:  # the bits that would not fit into int32 are 0
+        keys = ((sums >> shift) << bits) | column
+        keys.masked_fill_(~real, torch.iinfo(torch.int32).min)
+        keys.numpy().sort(axis=1)
+        top = keys[:, -keep:].flip(1)
+        at = ((1 << bits) - 1 - (top & ((1 << bits) - 1))).long()
+        valid = top > torch.iinfo(torch.int32).min
+    else:
+        wide = (sums.long() << bits) | column
+        wide.masked_fill_(~real, torch.iinfo(torch.int64).min)
+        top, at = wide.topk(min(keep, width), dim=1)
+        valid = top > torch.iinfo(torch.int64).min
+    at.masked_fill_(~valid, 0)
+    neighbours = candidates.gather(1, at).masked_fill_(~valid, -1).long()
+    best = sums.gather(1, at).masked_fill_(~valid, 0).long()
+    missing = max(0, keep - width)
+    return F.pad(neighbours, (0, missing), value=-1), F.pad(best, (0, missing))
