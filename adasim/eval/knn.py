@@ -112,6 +112,7 @@ def _nearest(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
         similarities, ids = search(
             queries, part, min(k, len(part)), row_norm=1.001
         )  # 1, but for its rounding
+        del part  # before the next one is made
         lists.append((similarities, ids + start))
         if len(lists) == 2:
             (best, best_ids), (more, more_ids) = lists

@@ -79,7 +79,7 @@ def _ends_of_runs(ids: Tensor) -> Tensor:
 
 def _best_first(candidates: Tensor, sums: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
     """Order (C, width) candidates with ascending ids by sum, then by id; padding is -1 and goes last."""
-    C, width = candidates.shape
+    width = candidates.shape[1]
     keep = width if k is None else k
     bits = (width - 1).bit_length() if width > 1 else 1
     real = candidates >= 0

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,8 +33,8 @@ from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_policy, build_state
 
 
-class NonFiniteLossError(RuntimeError):
-    """The loss is NaN or infinite. Nothing was updated by the step that met it."""
+class NonFiniteLossError(UserError):
+    """The loss is NaN or infinite: raised before optimiser, teacher and centre move, and nothing is saved."""
 
 
 def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, resume: bool = False) -> Path:
@@ -51,7 +52,7 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     """
     config = get_recipe(config) if isinstance(config, str) else config
     if data is not None:
-        config.data.source = data
+        config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
     device = pick_device(config.device)
     images = open_images(config.data.source, size=config.views.size)
     config.check(len(images), images.labels is not None)
@@ -89,11 +90,13 @@ class Training:
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
         self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
         self.recent: deque[Tensor] = deque(maxlen=max(1, 2048 // config.batch_size))  # features to watch
+        self.told_unreadable = 0
         self.notes = run.version_changes()
         self.store = CheckpointStore(run.path, config.save.keep, self.notes.append)
         checkpoint = self.store.load_latest()
         if checkpoint is not None:
             state.load(checkpoint)
+        self.saved_step = None if checkpoint is None else state.step
         self.saved_at = time.monotonic()
 
     def run(self) -> None:
@@ -101,15 +104,21 @@ class Training:
         config, state = self.config, self.state
         with (
             StopRequests() as stop,
-            MetricsLog(self.path, state.step or None) as self.metrics,
+            MetricsLog(self.path, state.step) as self.metrics,
             Progress(self.total_steps, config.epochs, state.step) as self.bar,
         ):
             for note in self.notes:
                 self.bar.say(note)
             while state.epoch < config.epochs and not stop.requested:
                 self.train_epoch(stop)
-            if state.epoch < config.epochs:
+            if self.saved_step != state.step:  # stopped in mid-epoch, or the last save failed
                 self.save()
+            if self.saved_step != state.step:
+                raise UserError(
+                    f"Step {state.step} could not be saved to {self.path}; the newest checkpoint is of step "
+                    f"{self.saved_step}. Make room, then: adasim pretrain --resume {self.path}"
+                )
+            if state.epoch < config.epochs:
                 self.bar.say(
                     f"Stopped after step {state.step}. Continue with: adasim pretrain --resume {self.path}"
                 )
@@ -174,7 +183,8 @@ class Training:
         method, memory = self.state.method, self.state.memory
         assert memory is not None
         first = method.see(views[0])
-        memory.observe(batch.ids, first.feature)
+        with torch.autocast(views[0].device.type, enabled=False):  # the search is exact
+            memory.observe(batch.ids, first.feature)
         partners = self.policy.partners(epoch, batch.ids.cpu())
         pending = self.loader.fetch(epoch, batch.ids, partners)
         others = [Seen(view) for view in views[1:]]  # local crops
@@ -201,14 +211,18 @@ class Training:
         )
 
     def save(self) -> None:
-        """Checkpoint and export. A full disk does not stop training: the next occasion tries again."""
+        """Export and checkpoint. A full disk does not stop training: the next occasion tries again.
+
+        The checkpoint comes last: once it is there, so is everything else up to its step.
+        """
         self.saved_at = time.monotonic()
         try:
             self.metrics.sync()
-            self.state.save(self.store)
             save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
+            self.state.save(self.store)
+            self.saved_step = self.state.step
         except (SaveFailed, OSError) as problem:
-            self.bar.say(str(problem))
+            self.bar.say(f"Step {self.state.step} is not saved, training goes on: {problem}")
 
     def report_step(self, epoch: int, batch: Batch, step: Step, loss: float, waited: float) -> None:
         """The progress bar after every step, a line of metrics after some."""
@@ -236,14 +250,21 @@ class Training:
         warnings = self.watch.update(
             torch.cat(list(self.recent)), None if entropy is None else float(entropy)
         )
+        unreadable = dict(self.loader.quarantined)
+        if len(unreadable) > self.told_unreadable:
+            self.told_unreadable = len(unreadable)
+            warnings.append(
+                f"{len(unreadable)} of {len(self.images)} images cannot be read and are replaced by others, "
+                f"the last found being {[*unreadable.values()][-1]}."
+            )
         for sentence in warnings:
             self.bar.say(sentence)
         values: dict[str, float] = {
             "epoch": epoch,
             "epoch_loss": state.loss_sum / self.steps_per_epoch,
             "bootstrap_ratio": state.partners_changed / (self.steps_per_epoch * self.config.batch_size),
-            "unreadable": len(self.loader.quarantined),
-            **self.watch.readings,
+            "unreadable": len(unreadable),
+            **{f"epoch_{name}": value for name, value in self.watch.readings.items()},
         }
         if state.memory is not None:
             values |= neighbour_accuracy(state.memory.current_ids, self.images.labels)

@@ -29,7 +29,8 @@ class StopRequests:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            if handler is not None:  # None: it was not Python's, and cannot be put back
+                signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True

@@ -100,7 +100,8 @@ class TrainState:
         groups: dict[str, dict[str, Tensor]] = {"method": self.method.state_dict(), "optimizer": moments}
         if self.memory is not None:
             groups["memory"] = self.memory.state_dict()
-        total = hashlib.sha256(f"{self.step} {self.epoch} {self.step_in_epoch}".encode())
+        position = (self.step, self.epoch, self.step_in_epoch, self.loss_sum, self.partners_changed)
+        total = hashlib.sha256(repr(position).encode())
         for group, tensors in sorted(groups.items()):
             for name, tensor in sorted(tensors.items()):
                 total.update(f"{group}.{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

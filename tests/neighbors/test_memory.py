@@ -1,4 +1,4 @@
-"""The memory against a second implementation written from the equations: plain dictionaries, one image at a time."""
+"""The memory against a second implementation from the equations: dictionaries, one image at a time."""
 
 import math
 
@@ -127,7 +127,7 @@ def test_memory_equals_the_brute_force(
     drop: int,
     seed: int,
 ) -> None:
-    """Ties (coarse features), negative similarities, unvisited images, duplicates in a batch, w=1, K=1, tiny N."""
+    """Ties (coarse features), negative similarities, unvisited images, repeated ids, w=1, K=1, N=1."""
     generator = torch.Generator().manual_seed(seed)
     k = min(k, n)
     memory, oracle = both(n, dim, window, k, support, timing)
@@ -303,7 +303,7 @@ def test_an_int8_copy_changes_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 0)
     fast = NeighborMemory(3000, 16, window=2, k=4)
     base = torch.randn(3000, 16)
-    for epoch in range(3):
+    for _ in range(3):
         for ids in torch.arange(3000).split(700):
             features = base[ids] + 0.3 * torch.randn(len(ids), 16)
             monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 1 << 40)

@@ -1,4 +1,4 @@
-"""`search` against a brute force written from its definition: fp64 scores rounded to fp32, ties to smaller ids."""
+"""`search` against a brute force from its definition: fp64 scores rounded to fp32, ties to smaller ids."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from adasim.neighbors import QuantizedRows, merge, search
 from adasim.neighbors import search as search_function
 from adasim.neighbors.quantized import int8_is_faster
-from adasim.neighbors.scan import Int8Scorer, Overflow, scan
+from adasim.neighbors.scan import Int8Scorer, TooManyCandidatesError, scan
 
 
 def on_grid(x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def test_the_int8_error_bound_holds_for_every_pair() -> None:
 
 def test_the_int8_scan_gives_up_when_it_cannot_prune() -> None:
     rows = clouds(20_000, 16)["identical"]
-    with pytest.raises(Overflow):
+    with pytest.raises(TooManyCandidatesError):
         scan(Int8Scorer(rows[:4], QuantizedRows(rows)), len(rows), 5, 4096)
 
 
