@@ -1,0 +1,174 @@
+"""Small whole runs, and a way to have them in processes that can be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adasim.config import (
+    Config,
+    DataConfig,
+    DinoConfig,
+    ModelConfig,
+    NeighborsConfig,
+    OptimConfig,
+    SaveConfig,
+    SimSiamConfig,
+    ViewsConfig,
+)
+from adasim.data import open_images
+from adasim.train.checkpoint import CheckpointStore
+from adasim.train.state import build_state
+
+ENOUGH_S = 90  # far more than any run here takes, for a busy machine
+
+
+def _config(**changes: Any) -> Config:
+    """DINO with a ViT and stochastic depth on 48 images of 16 pixels: 4 epochs of 3 steps, window 1.
+
+    `small(pairs="nearest", neighbors__k=5)` changes fields. Views are mild, so that an untrained encoder
+    recognises many images and has partners to draw.
+    """
+    config = Config(
+        method="dino",
+        epochs=4,
+        batch_size=16,
+        seed=5,
+        data=DataConfig(source="embedded:48", workers=0),
+        views=ViewsConfig(engine="batch", size=16, scale=(0.8, 1.0), color=0.0, blur=0.0, local_size=8),
+        model=ModelConfig(name="vit_mini", patch_size=8, drop_path=0.1),
+        dino=DinoConfig(out_dim=24, hidden_dim=32, bottleneck_dim=16, teacher_temp_warmup_epochs=2),
+        simsiam=SimSiamConfig(proj_dim=32, pred_dim=16),
+        neighbors=NeighborsConfig(window=1, k=3, tau=0.2),
+        optim=OptimConfig(lr=0.02, min_lr=1e-4, warmup_epochs=1),
+        save=SaveConfig(log_every=1, keep=2),
+    )
+    for name, value in changes.items():
+        *parents, field = name.split("__")
+        owner: Any = config
+        for parent in parents:
+            owner = getattr(owner, parent)
+        if not hasattr(owner, field):
+            raise AttributeError(name)
+        setattr(owner, field, value)
+    return config
+
+
+def _digest(out: Path) -> str:
+    """The digest of a run's newest checkpoint, loaded into a fresh state."""
+    config = Config.from_dict(json.loads((out / "config.json").read_text()))
+    images = open_images(config.data.source, size=config.views.size)
+    state = build_state(config, len(images), torch.device("cpu"))
+    checkpoint = CheckpointStore(out, keep=9).load_latest()
+    assert checkpoint is not None
+    state.load(checkpoint)
+    return state.digest()
+
+
+def _metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@dataclass
+class Run:
+    """A pretraining in another process."""
+
+    pid: int
+    out: Path
+    log: Path
+    ask: Callable[[dict[str, Any]], Any]
+
+    def wait(self, seconds: float = ENOUGH_S) -> int:
+        """Its exit code, or minus the signal that ended it."""
+        code = self.ask({"wait": self.pid, "seconds": seconds})
+        if code is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.ask({"wait": self.pid, "seconds": ENOUGH_S})
+            pytest.fail(f"still running after {seconds} s, having said:\n{self.said}")
+        return int(code)
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+class Runs:
+    """Starts pretrainings; see driver.py."""
+
+    def __init__(self, driver: subprocess.Popen[str]) -> None:
+        self._driver = driver
+        self._logs = 0
+
+    def start(
+        self,
+        config: Config,
+        out: Path,
+        *,
+        resume: bool = False,
+        hooks: Sequence[dict[str, Any]] = (),
+        threads: int = 1,
+    ) -> Run:
+        self._logs += 1
+        log = out.with_name(f"{out.name}-{self._logs}.log")
+        log.touch()
+        pid = self._ask(
+            {
+                "start": {
+                    "config": config.to_dict(),
+                    "out": str(out),
+                    "resume": resume,
+                    "hooks": list(hooks),
+                    "threads": threads,
+                    "log": str(log),
+                }
+            }
+        )
+        return Run(pid, out, log, self._ask)
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self._driver.stdin is not None
+        assert self._driver.stdout is not None
+        self._driver.stdin.write(json.dumps(request) + "\n")
+        self._driver.stdin.flush()
+        return json.loads(self._driver.stdout.readline())
+
+
+@pytest.fixture(scope="session")
+def runs() -> Iterator[Runs]:
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("driver.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as driver:
+        yield Runs(driver)
+        assert driver.stdin is not None
+        driver.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def small() -> Callable[..., Config]:
+    return _config
+
+
+@pytest.fixture(scope="session")
+def digest() -> Callable[[Path], str]:
+    return _digest
+
+
+@pytest.fixture(scope="session")
+def metrics() -> Callable[[Path], list[dict[str, Any]]]:
+    return _metrics

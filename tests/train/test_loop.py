@@ -1,0 +1,455 @@
+"""The loop is Algorithm 1: compared with the algorithm written out flat, and watched while it works."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+import adasim
+from adasim.config import Config
+from adasim.data import BatchedViews, PairLoader, open_images
+from adasim.methods import Dino, Step, build_method
+from adasim.neighbors import NeighborMemory, Oracle
+from adasim.seeding import key, permutation, uniform
+from adasim.train.checkpoint import Checkpoint, CheckpointStore
+from adasim.train.loop import NonFiniteLossError, Training, pretrain
+from adasim.train.run import RunFolder
+from adasim.train.state import TrainState, build_state
+
+Small = Callable[..., Config]
+Metrics = Callable[[Path], list[dict[str, Any]]]
+
+
+class Pairs(NamedTuple):
+    """What one step was trained on."""
+
+    epoch: int
+    ids: Tensor
+    partners: Tensor
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pairs]]:
+    """Every step's queries and partners, as the loop counts them."""
+    seen: list[Pairs] = []
+    count = TrainState.count
+
+    def recorded(self: TrainState, loss: float, ids: Tensor, partners: Tensor) -> None:
+        seen.append(Pairs(self.epoch, ids, partners))
+        count(self, loss, ids, partners)
+
+    monkeypatch.setattr(TrainState, "count", recorded)
+    return seen
+
+
+def newest(out: Path) -> Checkpoint:
+    checkpoint = CheckpointStore(out, keep=9).load_latest()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def start(config: Config, out: Path) -> Training:
+    """The pieces that `pretrain` puts together, to look inside while they run."""
+    images = open_images(config.data.source, size=config.views.size)
+    state = build_state(config, len(images), torch.device("cpu"))
+    loader = PairLoader(images, config.views, batch_size=config.batch_size, seed=config.seed)
+    facts = {"fingerprint": images.fingerprint(), "listing": images.listing()}
+    return Training(config, RunFolder.create(out, config, facts), images, loader, state)
+
+
+# Against the algorithm written out
+
+
+def algorithm_1(config: Config) -> tuple[list[float], list[list[int]], Dino, Tensor]:
+    """DINO + AdaSim in one flat function: losses, partners of each step, the networks, the cache.
+
+    It takes from the package the images' augmentations, the networks and the names of random numbers.
+    """
+    seed, B, w, K, tau = config.seed, config.batch_size, config.neighbors.window, config.neighbors.k, 0.2
+    dino, optim = config.dino, config.optim
+    images = open_images(config.data.source, size=config.views.size).as_array()
+    assert images is not None
+    N = len(images)
+    steps = N // B
+    total = config.epochs * steps
+    views = BatchedViews(config.views)
+    method = build_method(config, config.views.size)
+    assert isinstance(method, Dino)
+    student, teacher = method.student.train(), method.teacher.train()
+    decayed = [p for n, p in student.named_parameters() if p.requires_grad and p.ndim > 1 and "bias" not in n]
+    spared = [p for n, p in student.named_parameters() if p.requires_grad and (p.ndim == 1 or "bias" in n)]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": spared}])
+    center = torch.zeros(dino.out_dim)
+    Z = torch.zeros(N, method.feature_dim, dtype=torch.float64)
+    history: list[dict[int, dict[int, float]]] = []  # epoch -> image -> neighbour -> similarity
+
+    def look_up(ids: list[int], features: Tensor, lists: dict[int, dict[int, float]]) -> None:
+        unit = F.normalize(features.double(), dim=1)
+        for i, row in zip(ids, unit @ Z.T, strict=True):  # the whole batch before any of it is written
+            similarity = row.float().tolist()
+            best = sorted(range(N), key=lambda j: (-similarity[j], j))[:K]
+            lists[i] = {j: float(np.float16(similarity[j])) for j in best}
+        Z[ids] = unit
+
+    def draw(i: int, window: list[dict[int, dict[int, float]]], epoch: int) -> int:
+        m_win: dict[int, float] = {}
+        for lists in window:
+            for j, similarity in lists.get(i, {}).items():
+                m_win[j] = m_win.get(j, 0.0) + similarity / w
+        support = sorted(m_win, key=lambda j: (-m_win[j], j))[:K]
+        if support[0] != i:
+            return i
+        weights = [math.exp(m_win[j] / tau) for j in support]
+        u = float(uniform(seed, "partner", epoch, torch.tensor([i]))) * sum(weights)
+        for j, weight in zip(support, weights, strict=True):
+            u -= weight
+            if u < 0:
+                return j
+        return support[-1]
+
+    def view(number: int, shown: list[int], ids: Tensor, epoch: int) -> Tensor:
+        return views(images[shown], number, seed, epoch, ids)
+
+    losses, all_partners = [], []
+    for epoch in range(config.epochs):
+        order = permutation(seed, "order", epoch, N)
+        lists: dict[int, dict[int, float]] = {}
+        for b in range(steps):
+            step = epoch * steps + b
+            batch = order[b * B : (b + 1) * B]
+            ids = batch.tolist()
+            torch.manual_seed(key(seed, "step", step))  # stochastic depth
+            x1 = view(1, ids, batch, epoch)
+            if config.neighbors.timing == "previous":
+                partners = [draw(i, history[-w:], epoch) if epoch >= w else i for i in ids]
+                x = torch.cat([x1, view(2, partners, batch, epoch)])
+                with torch.no_grad():
+                    features = teacher.backbone(x)
+                    t1, t2 = teacher.head(features).chunk(2)
+                s1, s2 = student.head(student.backbone(x)).chunk(2)
+            else:
+                with torch.no_grad():
+                    features = teacher.backbone(x1)
+                    t1 = teacher.head(features)
+                look_up(ids, features, lists)
+                window = [*history, lists][-w:]
+                partners = [draw(i, window, epoch) if epoch >= w else i for i in ids]
+                s1 = student.head(student.backbone(x1))
+                x2 = view(2, partners, batch, epoch)
+                with torch.no_grad():
+                    t2 = teacher.head(teacher.backbone(x2))
+                s2 = student.head(student.backbone(x2))
+
+            warm = dino.teacher_temp_warmup_epochs
+            rise = (dino.teacher_temp - dino.teacher_temp_start) * epoch / (warm - 1)
+            T = dino.teacher_temp_start + rise if epoch < warm else dino.teacher_temp
+            p1, p2 = ((t - center).div(T).softmax(1) for t in (t1, t2))
+            q1, q2 = ((s / dino.student_temp).log_softmax(1) for s in (s1, s2))
+            loss = ((-p1 * q2).sum(1).mean() + (-p2 * q1).sum(1).mean()) / 2
+            center = 0.9 * center + 0.1 * torch.cat([t1, t2]).mean(0)
+
+            peak, warmup = optim.lr * B / 256, optim.warmup_epochs * steps
+            lr = peak * step / (warmup - 1)
+            if step >= warmup:
+                turn = math.pi * (step - warmup) / (total - warmup)
+                lr = optim.min_lr + (peak - optim.min_lr) * (1 + math.cos(turn)) / 2
+            turn = (1 + math.cos(math.pi * step / total)) / 2
+            decay = optim.weight_decay_end + (optim.weight_decay - optim.weight_decay_end) * turn
+            for group, weight_decay in zip(optimizer.param_groups, (decay, 0.0), strict=True):
+                group["lr"], group["weight_decay"] = lr, weight_decay
+            optimizer.zero_grad()
+            loss.backward()
+            if epoch < dino.freeze_last_layer_epochs:
+                for parameter in student.head.last_layer.parameters():
+                    parameter.grad = None
+            optimizer.step()
+            momentum = 1 + (dino.teacher_momentum - 1) * turn
+            with torch.no_grad():
+                for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+                    slow.mul_(momentum).add_(fast, alpha=1 - momentum)
+
+            if config.neighbors.timing == "previous":
+                look_up(ids, features[:B], lists)
+            losses.append(float(loss.detach()))
+            all_partners.append(partners)
+        history.append(lists)
+    return losses, all_partners, method, Z
+
+
+@pytest.mark.parametrize("timing", ["previous", "current"])
+def test_the_loop_is_algorithm_1(
+    tmp_path: Path, small: Small, metrics: Metrics, pairs: list[Pairs], timing: str
+) -> None:
+    config = small(epochs=5, neighbors__window=2, neighbors__timing=timing)
+    losses, partners, reference, cache = algorithm_1(config)
+    pretrain(config, tmp_path / "run")
+    assert [step.partners.tolist() for step in pairs] == partners
+    different = sum(int((step.ids != step.partners).sum()) for step in pairs)
+    assert different > 10  # or the equality above says little
+    logged = [line["loss"] for line in metrics(tmp_path / "run") if "loss" in line]
+    assert logged == pytest.approx(losses, rel=1e-5)
+    result = newest(tmp_path / "run")
+    weights = result.tensors("method")
+    for part, network in (("student", reference.student), ("teacher", reference.teacher)):
+        for name, value in network.state_dict().items():
+            torch.testing.assert_close(weights[f"{part}.{name}"], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.tensors("memory")["cache"].double(), cache, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["dino", "simsiam"])
+def test_tau_0_trains_bit_identically_to_standard_pairs(
+    tmp_path: Path, small: Small, pairs: list[Pairs], method: str
+) -> None:
+    changes = {} if method == "dino" else {"method": "simsiam", "model__name": "resnet_tiny"}
+    pretrain(small(pairs="standard", **changes), tmp_path / "standard")
+    pretrain(small(neighbors__tau=0.0, **changes), tmp_path / "tau 0")
+    assert all(torch.equal(step.ids, step.partners) for step in pairs)
+    one, other = newest(tmp_path / "standard"), newest(tmp_path / "tau 0")
+    assert "memory" in other.groups
+    assert "memory" not in one.groups
+    for group in ("method", "optimizer"):
+        a, b = one.tensors(group), other.tensors(group)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+# Pairs
+
+
+def test_nearest_pairs_take_the_best_other_image_of_the_epoch_before(
+    tmp_path: Path, small: Small, pairs: list[Pairs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists: list[list[list[int]]] = []
+    end_epoch = NeighborMemory.end_epoch
+
+    def recorded(self: NeighborMemory) -> None:
+        lists.append(self.current_ids.tolist())
+        end_epoch(self)
+
+    monkeypatch.setattr(NeighborMemory, "end_epoch", recorded)
+    pretrain(small(pairs="nearest"), tmp_path / "run")
+    for epoch, ids, partners in pairs:
+        for i, partner in zip(ids.tolist(), partners.tolist(), strict=True):
+            expected = i if epoch == 0 else next(j for j in lists[epoch - 1][i] if j != i)
+            assert partner == expected
+
+
+def test_oracle_pairs_share_the_class_and_follow_the_schedule(
+    tmp_path: Path, small: Small, pairs: list[Pairs]
+) -> None:
+    config = small(pairs="oracle", neighbors__oracle_p=0.0)
+    pretrain(config, tmp_path / "run")
+    labels = open_images(config.data.source, size=16).labels
+    assert labels is not None
+    policy = Oracle(labels, config.epochs, 0.0, config.seed)
+    for epoch, ids, partners in pairs:
+        assert torch.equal(labels[ids], labels[partners])
+        assert torch.equal(partners, policy.partners(epoch)[ids])
+        assert epoch > 0 or torch.equal(ids, partners)
+    assert any(not torch.equal(ids, partners) for _, ids, partners in pairs)
+
+
+def test_view_1_shows_the_query_and_view_2_its_partner(
+    tmp_path: Path, small: Small, pairs: list[Pairs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each image is one flat grey whose level is its id: what the network was shown can be read off."""
+    levels = np.arange(48, dtype=np.uint8)[:, None, None, None] * 5
+    np.savez(tmp_path / "grey.npz", images=np.broadcast_to(levels, (48, 16, 16, 3)))
+    config = small(
+        pairs="nearest",
+        data__source=str(tmp_path / "grey.npz"),
+        views__solarize=0.0,
+        views__local_crops=2,
+        views__mean=(0.0,),
+        views__std=(1.0,),
+    )
+    shown: list[list[Tensor]] = []
+    forward = Dino.forward
+
+    def recorded(self: Dino, views: list[Tensor], epoch: int) -> Step:
+        shown.append([(view.mean((1, 2, 3)) * 255 / 5).round().long() for view in views])
+        assert [view.shape[-1] for view in views] == [16, 16, 8, 8]
+        return forward(self, views, epoch)
+
+    monkeypatch.setattr(Dino, "forward", recorded)
+    pretrain(config, tmp_path / "run")
+    assert len(shown) == len(pairs) == 12
+    for (first, second, *local), (_, ids, partners) in zip(shown, pairs, strict=True):
+        assert torch.equal(first, ids)
+        assert torch.equal(second, partners)
+        assert all(torch.equal(crop, ids) for crop in local)
+    assert any(not torch.equal(step.ids, step.partners) for step in pairs)
+
+
+@pytest.mark.parametrize("timing", ["previous", "current"])
+def test_multi_crop_trains_with_either_timing(
+    tmp_path: Path, small: Small, metrics: Metrics, timing: str
+) -> None:
+    config = small(epochs=2, views__local_crops=2, neighbors__timing=timing)
+    pretrain(config, tmp_path / "run")
+    assert all(math.isfinite(line["loss"]) for line in metrics(tmp_path / "run") if "loss" in line)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("timing", ["previous", "current"])
+def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
+    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch, timing: str
+) -> None:
+    config = small(epochs=2, dino__teacher_momentum=0.5, neighbors__timing=timing)  # a teacher that moves
+    training = start(config, tmp_path / "run")
+    method, memory = training.state.method, training.state.memory
+    assert isinstance(method, Dino)
+    assert memory is not None
+    images = open_images(config.data.source, size=16).as_array()
+    assert images is not None
+    views, observe = BatchedViews(config.views), memory.observe
+    before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
+    teacher = build_method(config, 16).teacher
+    checked = 0
+
+    def checked_observe(ids: Tensor, features: Tensor) -> Any:
+        nonlocal checked
+        teacher.load_state_dict(before)
+        view_1 = views(images[ids], 1, config.seed, training.state.epoch, ids)
+        with torch.no_grad():
+            torch.testing.assert_close(features, teacher.backbone(view_1), rtol=1e-4, atol=1e-5)
+        checked += 1
+        return observe(ids, features)
+
+    monkeypatch.setattr(memory, "observe", checked_observe)
+    count = TrainState.count
+
+    def recorded_count(self: TrainState, loss: float, ids: Tensor, partners: Tensor) -> None:
+        before.update({name: value.clone() for name, value in method.teacher.state_dict().items()})
+        count(self, loss, ids, partners)
+
+    monkeypatch.setattr(TrainState, "count", recorded_count)
+    training.run()
+    assert checked == 6
+
+
+# What a person sees
+
+
+def test_metrics_hold_each_step_once_and_each_epoch_in_words(
+    tmp_path: Path, small: Small, metrics: Metrics, pairs: list[Pairs], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(small(save__log_every=2), tmp_path / "run")
+    lines = metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8, 10, 12]
+    epochs = [line for line in lines if "epoch_loss" in line]
+    assert [(line["step"], line["epoch"]) for line in epochs] == [(3, 0), (6, 1), (9, 2), (12, 3)]
+    for line in epochs:
+        different = [s.ids != s.partners for s in pairs if s.epoch == line["epoch"]]
+        assert line["bootstrap_ratio"] == pytest.approx(float(torch.cat(different).float().mean()))
+        assert {"epoch_rankme", "epoch_feature_std", "nn_self_top1", "nn_accuracy_top2"} <= line.keys()
+    assert epochs[-1]["bootstrap_ratio"] > 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("epoch 4/4, step 12/12 (100%), loss ")
+    assert f"bootstrapped {epochs[-1]['bootstrap_ratio']:.0%}" in last
+
+
+def test_the_second_neighbours_class_is_measured_on_this_epochs_lists(
+    tmp_path: Path, small: Small, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists: list[Tensor] = []
+    end_epoch = NeighborMemory.end_epoch
+
+    def recorded(self: NeighborMemory) -> None:
+        lists.append(self.current_ids.clone())
+        end_epoch(self)
+
+    monkeypatch.setattr(NeighborMemory, "end_epoch", recorded)
+    config = small(batch_size=20)  # 8 images are left over in each epoch: they have no list
+    pretrain(config, tmp_path / "run")
+    labels = open_images(config.data.source, size=16).labels
+    assert labels is not None
+    for line in metrics(tmp_path / "run"):
+        if "epoch_loss" in line:
+            rows = [(i, row) for i, row in enumerate(lists[line["epoch"]].tolist()) if row[0] >= 0]
+            assert len(rows) == 40
+            for rank in (0, 1):
+                own = np.mean([row[rank] == i for i, row in rows])
+                same = np.mean([bool(labels[row[rank]] == labels[i]) for i, row in rows])
+                assert line[f"nn_self_top{rank + 1}"] == pytest.approx(own)
+                assert line[f"nn_accuracy_top{rank + 1}"] == pytest.approx(same)
+
+
+def test_a_forced_collapse_is_told(tmp_path: Path, small: Small, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small(dino__teacher_temp_start=50.0, dino__teacher_temp=50.0, dino__out_dim=24)
+    pretrain(config, tmp_path / "run")
+    assert capsys.readouterr().out.count("The teacher's output is uniform") == 1
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_anything_learns_from_it(
+    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = start(small(), tmp_path / "run")
+    state, before = training.state, ""
+    forward = Dino.forward
+
+    def poisoned(self: Dino, views: list[Tensor], epoch: int) -> Step:
+        nonlocal before
+        if state.step == 4:
+            before = state.digest()
+            views[0][2] = torch.nan
+        return forward(self, views, epoch)
+
+    monkeypatch.setattr(Dino, "forward", poisoned)
+    with pytest.raises(NonFiniteLossError) as caught:
+        training.run()
+    assert state.digest() == before
+    first = int(permutation(5, "order", 1, 48)[16])  # of the second batch of the second epoch
+    assert "The loss is nan at step 4 (epoch 2)" in str(caught.value)
+    assert f"begins with {training.images.where(first)}, " in str(caught.value)
+    assert newest(tmp_path / "run").step == 3  # the epoch's end; nothing was saved on the way out
+
+
+# What is left behind
+
+
+@pytest.mark.parametrize("model", ["vit_mini", "resnet_tiny"])
+def test_a_run_describes_itself_and_its_backbone_loads_into_timm(
+    tmp_path: Path, small: Small, model: str
+) -> None:
+    config = small(epochs=2, model__name=model)
+    out = pretrain(config, tmp_path / "run")
+    assert out == tmp_path / "run"
+    assert Config.from_dict(json.loads((out / "config.json").read_text())) == config
+    assert json.loads((out / "versions.json").read_text())["torch"] == torch.__version__
+    assert list((out / "tensorboard").iterdir())
+
+    state = build_state(config, 48, torch.device("cpu"))
+    state.load(newest(out))
+    assert isinstance(state.method, Dino)
+    teacher = state.method.teacher.backbone.eval()
+    images = torch.rand(4, 3, 16, 16)
+    with torch.no_grad():
+        expected = teacher(images)
+        ours = adasim.load_backbone(out)
+        torch.testing.assert_close(ours(images), expected)
+        plain = timm.create_model(ours.spec["timm"], **ours.spec["kwargs"])
+        if ours.spec["stem"] != "timm":
+            plain.maxpool = torch.nn.Identity()
+        plain.load_state_dict(load_file(out / "backbone.safetensors"))
+        torch.testing.assert_close(plain.eval()(images), expected)
+
+
+def test_data_given_beside_a_configuration_leaves_the_callers_configuration_alone(
+    tmp_path: Path, small: Small
+) -> None:
+    config = small(epochs=2)
+    pretrain(config, tmp_path / "run", data="embedded:32")
+    assert config.data.source == "embedded:48"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["source"] == "embedded:32"
