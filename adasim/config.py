@@ -165,7 +165,9 @@ class NeighborsConfig:
         _at_least("neighbors.window", self.window, 1)
         _at_least("neighbors.k", self.k, 1)
         if not self.tau >= 0:
-            raise UserError(f"neighbors.tau={self.tau} must be 0 (standard pairs) or above. The paper uses 0.2.")
+            raise UserError(
+                f"neighbors.tau={self.tau} must be 0 (standard pairs) or above. The paper uses 0.2."
+            )
         _between("neighbors.oracle_p", self.oracle_p, 0, 1)
 
 
@@ -237,7 +239,8 @@ class Config:
     method: Literal["dino", "simsiam"] = "dino"
     """Which self-distillation method."""
     pairs: Literal["standard", "nearest", "adasim", "oracle"] = "adasim"
-    """Who is whose partner: two views of one image; +NN (always the best other image); AdaSim; same class (oracle)."""
+    """Who is whose partner: itself (standard), always the best other image (nearest: +NN), a draw from p_win
+    (adasim), or one of the same class (oracle)."""
     epochs: int = 100
     """Passes over the data."""
     batch_size: int = 256
@@ -282,7 +285,9 @@ class Config:
                 f"Lower --neighbors.k."
             )
         if self.pairs == "nearest" and self.neighbors.k < 2:
-            raise UserError("pairs=nearest needs neighbors.k of at least 2: the list may hold the image itself.")
+            raise UserError(
+                "pairs=nearest needs neighbors.k of at least 2: the list may hold the image itself."
+            )
         if self.pairs == "adasim" and self.neighbors.window >= self.epochs:
             raise UserError(
                 f"neighbors.window={self.neighbors.window} needs at least {self.neighbors.window + 1} epochs; "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import statistics
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,18 @@ def seconds(run: Callable[[], Any], repeats: int = 5, warm_up: bool = True) -> f
     return min(times)
 
 
+def take_turns(contenders: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
+    """Median seconds of each. They take turns, so that a busy moment of the machine hits all of them."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds + 1):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            if turn:  # the first turn warms up
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
 def extra_memory(run: Callable[[], Any]) -> tuple[Any, float]:
     """What `run` returns, and by how many GB it raised this process's memory at its peak (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")  # forget earlier peaks
@@ -35,20 +50,44 @@ def extra_memory(run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def report(name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table, and save them with the machine they were measured on."""
+    """Print the rows as a table; save them, with date and machine, as JSON and Markdown."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = [columns, *([_text(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    for line in table:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in table
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    print("\n".join(lines))
+    machine = {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    record = {
+        "benchmark": name,
+        "date": date.today().isoformat(),
+        "machine": machine,
+        "settings": settings,
+        "rows": rows,
+    }
     RESULTS.mkdir(exist_ok=True)
-    machine = {"cpu": _cpu(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    record = {"benchmark": name, "settings": settings, "machine": machine, "rows": rows}
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    heading = f"`python benchmarks/{name}.py`, {record['date']}, " + ", ".join(
+        f"{k} {v}" for k, v in machine.items()
+    )
+    text = ", ".join(f"{k} {v}" for k, v in settings.items())
+    (RESULTS / f"{name}.md").write_text("\n".join([heading, "", text, "", *lines]) + "\n")
 
 
 def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def resident_gb() -> float:
+    """What this process holds in memory, in GiB (Linux)."""
+    return _status_gb("VmRSS")
 
 
 def _status_gb(field: str) -> float:

@@ -14,7 +14,12 @@ def test_a_number_depends_on_its_name_alone() -> None:
 
 def test_every_part_of_the_name_matters() -> None:
     ids = torch.arange(50)
-    draws = [uniform(0, "a", 0, ids), uniform(1, "a", 0, ids), uniform(0, "b", 0, ids), uniform(0, "a", 1, ids)]
+    draws = [
+        uniform(0, "a", 0, ids),
+        uniform(1, "a", 0, ids),
+        uniform(0, "b", 0, ids),
+        uniform(0, "a", 1, ids),
+    ]
     for i, first in enumerate(draws):
         for second in draws[i + 1 :]:
             assert not torch.isclose(first, second).any()

@@ -48,6 +48,10 @@ class QuantizedRows:
         for start in range(0, len(rows), _CHUNK):
             part = slice(start, min(start + _CHUNK, len(rows)))
             self._convert(part, rows[part])
+        self.refreshed()
+
+    def refreshed(self) -> None:
+        """Forget that a bound pruned too little: the rows have changed."""
         self._pause = 0
 
     def write(self, ids: Tensor, rows: Tensor) -> None:

@@ -145,7 +145,7 @@ def scan(scorer: Scorer, n: int, k: int, tile: int) -> Candidates:
         if len(fresh) >= min(number, 8):
             best, fresh = _merge_best(best, fresh), []
             floor = best[:, -1:]
-        limit = B * (8 * k + scorer.allowance + stop // scorer.sparsity)
+        limit = B * (16 * k + scorer.allowance + stop // scorer.sparsity)
         if count > 2 * limit:
             found = _prune(found, floor)
             count = len(found[0][0])

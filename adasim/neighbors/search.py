@@ -81,13 +81,29 @@ def _search_block(
     tile = _TILE_SCORES // max(len(q), 64)
     if quantized is not None and quantized.worth_trying():
         try:
-            return _rank(q, rows, scan(Int8Scorer(q, quantized), len(rows), k, tile), k)
+            candidates = scan(Int8Scorer(q, quantized), len(rows), k, tile)
+            return _rank(q, rows, _refine(q, rows, candidates, k, quantized.row_norm), k)
         except TooManyCandidatesError:
             quantized.failed()
     try:
         return _rank(q, rows, scan(FloatScorer(q, rows, row_norm), len(rows), k, tile), k)
     except TooManyCandidatesError:  # so many near ties that fp32 cannot tell them apart
         return _dense(q, rows, k, tile)
+
+
+def _refine(q: Tensor, rows: Tensor, candidates: Candidates, k: int, row_norm: float) -> Candidates:
+    """Those candidates of an int8 scan that fp32 cannot tell from the K best either."""
+    margins = FloatScorer(q, rows, row_norm).margin[:, 0].tolist()
+    order = candidates.queries.argsort(stable=True)
+    per_query = candidates.ids[order].split(torch.bincount(candidates.queries, minlength=len(q)).tolist())
+    kept = []
+    for b, ids in enumerate(per_query):
+        if len(ids) > k:
+            scores = rows.index_select(0, ids).float() @ q[b]
+            ids = ids[scores >= scores.topk(k).values[-1] - 2 * margins[b]]
+        kept.append(ids)
+    counts = torch.tensor([len(ids) for ids in kept], device=q.device)
+    return Candidates(torch.arange(len(q), device=q.device).repeat_interleave(counts), torch.cat(kept))
 
 
 def _rank(q: Tensor, rows: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor]:
