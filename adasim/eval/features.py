@@ -1,0 +1,293 @@
+"""The one way from images to features: a frozen encoder, one centred view, and a cache on disk.
+
+    cache = FeatureCache(run / "features")
+    features = cache.features(backbone, images, EvalTransform.for_run(config))
+    features.values, features.labels      # (n, D) and (n,), readable images only
+
+A pass over the data is kept under the hash of the weights, the data, the transform and the kind of feature, so
+that several evaluations cost one. The cache may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import safetensors
+import safetensors.torch
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from timm.models import VisionTransformer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from adasim.data import ImageSet, Unreadable
+from adasim.errors import UserError
+from adasim.eval.transforms import EvalTransform
+from adasim.files import atomic_write
+from adasim.models import Backbone
+
+What = Literal["pooled", "linear-dino"]
+"""`pooled`: the encoder's own output. `linear-dino`: what DINO's linear layer sees (REFERENCE 5.2)."""
+
+MAX_UNREADABLE = 0.01
+"""Above this share of unreadable images an evaluation stops, as pretraining does."""
+
+_Item = tuple[int, Tensor | str]  # an image's number, and its pixels or why they cannot be read
+
+
+@torch.inference_mode()
+def extract(
+    backbone: Backbone,
+    images: ImageSet,
+    transform: EvalTransform,
+    *,
+    what: What = "pooled",
+    device: torch.device | str = "cpu",
+    batch_size: int = 256,
+    workers: int = 0,
+    progress: bool = True,
+    unreadable: dict[int, str] | None = None,
+) -> Tensor:
+    """Features of every image in order, float32 (N, D) on the CPU; the encoder's modes are left as they were.
+
+    Beside the result no more than a batch is held. A progress bar is shown on a terminal only.
+
+    Args:
+        what: "pooled", or "linear-dino" for DINO's linear protocol.
+        workers: processes that read images which are not in memory.
+        unreadable: filled with {id: where and why} of images that cannot be read, whose rows become NaN.
+            Without it the first such image stops the pass: a row too few would shift all labels after it.
+    """
+    backbone.to(device)
+    features = torch.empty(0)
+    with frozen(backbone), _bar(f"{images.name}: features", len(images), progress) as advance:
+        for ids, pixels, failed in batches(images, transform, batch_size, workers):
+            if failed and unreadable is None:
+                raise UserError(
+                    f"An image cannot be read: {next(iter(failed.values()))}. Repair or remove it."
+                )
+            if unreadable is not None:
+                unreadable.update(failed)
+            if len(pixels):
+                part = describe(backbone, pixels.to(device), what).float().cpu()
+                if not len(features):
+                    features = torch.full((len(images), part.shape[1]), torch.nan)
+                features[ids] = part
+            advance(len(ids) + len(failed))
+    if not len(features):
+        raise UserError(f"Not one of the {len(images)} images of {images.name} can be read.")
+    return features
+
+
+def describe(backbone: Backbone, views: Tensor, what: What = "pooled") -> Tensor:
+    """Features (B, D) of normalised views (B, 3, S, S).
+
+    "linear-dino" is the last four blocks' CLS side by side, or from ViT-B's width (768) on the last CLS and
+    the mean patch; a net without CLS gives its pooled output.
+    """
+    net = backbone.net
+    views = views.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
+    if what == "pooled" or not isinstance(net, VisionTransformer) or net.cls_token is None:
+        return backbone(views)
+    if net.embed_dim >= 768:
+        cls, patches = backbone.tokens(views)[0]  # (B, D), (B, D, h, w)
+        return torch.cat([cls, patches.mean(dim=(2, 3))], dim=1)  # type: ignore[list-item]
+    blocks = backbone.tokens(views, min(4, len(net.blocks)))
+    return torch.cat([cls for cls, _ in blocks], dim=1)  # type: ignore[misc]
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the length of the block, then every module as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def batches(
+    images: ImageSet, transform: EvalTransform, batch_size: int, workers: int
+) -> Iterator[tuple[Tensor, Tensor, dict[int, str]]]:
+    """(ids, normalised views, {id: where and why} of images that cannot be read), in order."""
+    array = images.as_array()
+    if array is not None:
+        for ids in torch.arange(len(images)).split(batch_size):
+            yield ids, transform(array[ids[0] : ids[-1] + 1]), {}
+        return
+    loader = DataLoader(
+        _Views(images, transform),
+        batch_size=batch_size,
+        num_workers=workers,
+        collate_fn=list,
+        generator=torch.Generator(),  # else it would draw from the training loop's
+    )
+    for items in loader:
+        good = [(i, view) for i, view in items if isinstance(view, Tensor)]
+        failed = {i: reason for i, reason in items if isinstance(reason, str)}
+        views = torch.stack([view for _, view in good]) if good else torch.empty(0)
+        yield torch.tensor([i for i, _ in good], dtype=torch.int64), views, failed
+
+
+class _Views(Dataset[_Item]):
+    """One image at a time, in the loader's processes."""
+
+    def __init__(self, images: ImageSet, transform: EvalTransform) -> None:
+        self._images = images
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, i: int) -> _Item:
+        try:
+            return i, self._transform(self._images.load(i)).contiguous()
+        except Unreadable as error:
+            return i, str(error)
+
+
+@dataclass
+class Features:
+    """Features of the readable images of a data set, with the labels that belong to them."""
+
+    values: Tensor
+    """(n, D), float32."""
+    ids: Tensor
+    """(n,): which images of the data set these are."""
+    labels: Tensor | None
+    """(n,), int64."""
+    unreadable: dict[int, str]
+    """{id: where and why} of the images left out."""
+
+
+class FeatureCache:
+    """Features on disk; `FeatureCache(None)` remembers nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._weights: tuple[Backbone, str] | None = None
+
+    def features(
+        self,
+        backbone: Backbone,
+        images: ImageSet,
+        transform: EvalTransform,
+        *,
+        what: What = "pooled",
+        device: torch.device | str = "cpu",
+        batch_size: int = 256,
+        workers: int = 0,
+        progress: bool = True,
+    ) -> Features:
+        """The features of `images`, from the cache or by `extract`; unreadable images are left out by row.
+
+        A damaged file counts as absent. More than 1% of unreadable images are refused.
+        """
+        array = images.as_array()
+        if array is not None:
+            transform = transform.for_shape(array.shape[-2], array.shape[-1])
+        path = self._path(backbone, images, transform, what)
+        known = None if path is None else _load(path, len(images))
+        if known is None:
+            unreadable: dict[int, str] = {}
+            values = extract(
+                backbone,
+                images,
+                transform,
+                what=what,
+                device=device,
+                batch_size=batch_size,
+                workers=workers,
+                progress=progress,
+                unreadable=unreadable,
+            )
+            if path is not None:
+                _save(path, values, unreadable)
+        else:
+            values, unreadable = known
+        if len(unreadable) > MAX_UNREADABLE * len(images):
+            some = "; ".join(list(unreadable.values())[:3])
+            raise UserError(
+                f"{len(unreadable)} of the {len(images)} images of {images.name} cannot be read: {some}. "
+                f"Repair or remove them."
+            )
+        kept = torch.ones(len(images), dtype=torch.bool)
+        kept[list(unreadable)] = False
+        ids = kept.nonzero()[:, 0]
+        labels = None if images.labels is None else images.labels[ids]
+        return Features(values if kept.all() else values[ids], ids, labels, unreadable)
+
+    def _path(self, backbone: Backbone, images: ImageSet, transform: EvalTransform, what: str) -> Path | None:
+        if self.folder is None:
+            return None
+        if self._weights is None or self._weights[0] is not backbone:
+            self._weights = (backbone, weights_hash(backbone))
+        facts = {
+            "weights": self._weights[1],
+            "data": images.fingerprint(),
+            "transform": asdict(transform),
+            "what": what,
+        }
+        name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{name[:32]}.safetensors"
+
+
+def default_folder() -> Path:
+    """Where features go that belong to no run: `adasim/features` in the user's cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "adasim" / "features"
+
+
+def weights_hash(backbone: Backbone) -> str:
+    """SHA-256 over the encoder's description and weights."""
+    digest = hashlib.sha256(json.dumps(backbone.spec, sort_keys=True).encode())
+    for name, tensor in sorted(backbone.net.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_bytes(tensor.cpu()))
+    return digest.hexdigest()
+
+
+def _save(path: Path, values: Tensor, unreadable: dict[int, str]) -> None:
+    header = {"sha256": hashlib.sha256(_bytes(values)).hexdigest(), "unreadable": json.dumps(unreadable)}
+    with suppress(OSError):  # a full or read-only disk costs the next evaluation a pass, nothing else
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, safetensors.torch.save({"features": values}, header))
+
+
+def _load(path: Path, count: int) -> tuple[Tensor, dict[int, str]] | None:
+    """What `_save` wrote, or None if it is absent or not whole."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = file.metadata()
+            values = file.get_tensor("features")
+        unreadable = {int(i): str(reason) for i, reason in json.loads(header["unreadable"]).items()}
+        if values.shape[0] != count or hashlib.sha256(_bytes(values)).hexdigest() != header["sha256"]:
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError):
+        return None
+    return values, unreadable
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+@contextmanager
+def _bar(text: str, total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+    console = Console(stderr=True)
+    if not (wanted and console.is_terminal):
+        yield lambda count: None
+        return
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda count: progress.advance(task, count)

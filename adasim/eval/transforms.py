@@ -1,0 +1,98 @@
+"""What an image goes through before a frozen encoder sees it: resize, centre crop, normalise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import timm.data
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as TF
+
+from adasim.config import Config
+from adasim.errors import UserError
+
+SMALL = 64
+"""Up to this side images are taken as they are: enlarging 32 pixels to crop them again only blurs."""
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_ENLARGED = 256 / 224  # DINO's evaluation: the shorter side to 256, of which 224 are kept
+_FEWSHOT_ENLARGED = 1.15  # ssl-transfer: both sides to int(1.15 * 224) = 257
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """The evaluation's view of an image. The same settings and pixels always give the same tensor."""
+
+    size: int
+    """Side of the square that the encoder sees."""
+    resize: int
+    """The shorter side before the centre crop."""
+    mean: tuple[float, ...] = _IMAGENET[0]
+    std: tuple[float, ...] = _IMAGENET[1]
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    squash: bool = False
+    """Resize both sides to `resize`, whatever the aspect: the few-shot protocol does."""
+
+    @classmethod
+    def of_size(
+        cls, size: int, mean: tuple[float, ...] = _IMAGENET[0], std: tuple[float, ...] = _IMAGENET[1]
+    ) -> EvalTransform:
+        """The published geometry at any size: 256 and 224 in proportion, and nothing up to `SMALL` pixels."""
+        return cls(size, size if size <= SMALL else round(size * _ENLARGED), tuple(mean), tuple(std))
+
+    @classmethod
+    def for_run(cls, config: Config) -> EvalTransform:
+        """For the encoder of a run: its own view size and normalisation."""
+        return cls.of_size(config.views.size, config.views.mean, config.views.std)
+
+    @classmethod
+    def for_timm(cls, model: Any) -> EvalTransform:
+        """For a timm model: what its own configuration asks for."""
+        wanted = timm.data.resolve_model_data_config(model)
+        size = int(wanted["input_size"][-1])
+        resize = max(size, int(size / wanted["crop_pct"]))
+        interpolation: Literal["bilinear", "bicubic"] = (
+            "bilinear" if wanted["interpolation"] == "bilinear" else "bicubic"
+        )
+        return cls(size, resize, tuple(wanted["mean"]), tuple(wanted["std"]), interpolation)
+
+    def for_fewshot(self) -> EvalTransform:
+        """The few-shot protocol's geometry: squashed to a square 1.15 times the size, then cropped."""
+        resize = self.size if self.size <= SMALL else int(_FEWSHOT_ENLARGED * self.size)
+        return replace(self, resize=resize, squash=True)
+
+    def bilinear(self) -> EvalTransform:
+        """The same with SimSiam's interpolation."""
+        return replace(self, interpolation="bilinear")
+
+    def for_shape(self, height: int, width: int) -> EvalTransform:
+        """The plainest transform that does the same to images of this shape, so that features are shared."""
+        if height == width == self.size == self.resize:
+            return replace(self, squash=False, interpolation="bicubic")
+        return self
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) with C of 1 or 3 to float32 (B, 3, size, size)."""
+        height, width = images.shape[-2:]
+        scale = self.resize / min(height, width)
+        target = [round(height * scale), round(width * scale)]
+        if self.squash:
+            target = [self.resize, self.resize]
+        if target != [height, width]:
+            mode = InterpolationMode(self.interpolation)
+            images = TF.resize(images, target, interpolation=mode, antialias=True)
+        if target != [self.size, self.size]:
+            images = TF.center_crop(images, [self.size, self.size])
+        return self.normalise(images)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 pixels of any size to float32 with three channels, mean and deviation taken off."""
+        if images.dtype != torch.uint8 or images.shape[-3] not in (1, 3):
+            raise UserError(
+                f"Images are {images.dtype} of shape {tuple(images.shape)}; give uint8 with 1 or 3 channels."
+            )
+        mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        return (images.float().div_(255) - mean).div_(std).expand(*images.shape[:-3], 3, -1, -1)
