@@ -272,6 +272,11 @@ class Config:
                 f"batch_size={self.batch_size} is more than the {num_images} images of {self.data.source}. "
                 f"Lower --batch-size."
             )
+        if self.optim.warmup_epochs > self.epochs:
+            raise UserError(
+                f"optim.warmup_epochs={self.optim.warmup_epochs} is more than epochs={self.epochs}. "
+                f"Lower --optim.warmup-epochs or raise --epochs."
+            )
         if self.pairs == "oracle" and not has_labels:
             raise UserError(
                 f"pairs=oracle needs labels and {self.data.source} has none. "

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from adasim.config import Config, DinoConfig
-from adasim.errors import UserError
 
 if TYPE_CHECKING:  # methods import the teacher's schedules from here
     from adasim.methods.base import Method
@@ -69,11 +68,6 @@ def teacher_temperature(config: DinoConfig, epoch: int) -> float:
 def build_optimizer(method: Method, config: Config) -> torch.optim.Optimizer:
     """AdamW (betas 0.9, 0.999; eps 1e-8), or SGD with momentum 0.9, over the method's parameter groups."""
     optim = config.optim
-    if optim.warmup_epochs > config.epochs:
-        raise UserError(
-            f"optim.warmup_epochs={optim.warmup_epochs} is more than epochs={config.epochs}. "
-            f"Lower --optim.warmup-epochs or raise --epochs."
-        )
     groups = method.param_groups(optim)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=peak_learning_rate(config), betas=(0.9, 0.999), eps=1e-8)
