@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from adasim.config import Config, DinoConfig, OptimConfig
-from adasim.errors import UserError
 from adasim.methods import build_method
 from adasim.recipes import get_recipe
 from adasim.train.optim import (
@@ -130,10 +129,3 @@ def test_optimisers_are_the_published_ones():
     assert isinstance(sgd, torch.optim.SGD)
     assert sgd.defaults["momentum"] == 0.9
     assert not sgd.defaults["nesterov"]
-
-
-def test_a_warm_up_longer_than_the_run_is_refused():
-    config = get_recipe("desk-vit")
-    config.epochs = 3
-    with pytest.raises(UserError, match="warmup_epochs=5 is more than epochs=3"):
-        build_optimizer(build_method(config, 32, 1), config)
