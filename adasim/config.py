@@ -80,6 +80,9 @@ class ModelConfig:
     """Side of a ViT's patches in pixels."""
     small_stem: bool = False
     """ResNets: a 3x3 stem without pooling, for images of 32 to 64 pixels."""
+    zero_init_residual: bool = False
+    """ResNets: start every residual branch at zero, as SimSiam published (and DINO did not). With one block per
+    stage that leaves too little to start from: keep it off for `resnet_tiny`."""
     drop_path: float = 0.1
     """Stochastic depth of the student (linear from 0 over the blocks); the teacher has none."""
 

@@ -33,7 +33,7 @@ def simsiam_resnet50() -> Config:
         batch_size=512,
         precision="fp32",
         views=ViewsConfig(recipe="simsiam", size=224, scale=(0.2, 1.0)),
-        model=ModelConfig(name="resnet50", drop_path=0.0),
+        model=ModelConfig(name="resnet50", zero_init_residual=True, drop_path=0.0),
         simsiam=SimSiamConfig(proj_dim=2048, pred_dim=512, fix_pred_lr=True),
         neighbors=NeighborsConfig(tau=0.2, window=1, k=10),
         optim=OptimConfig(

@@ -92,14 +92,7 @@ class Backbone(nn.Module):
         return features.permute(0, 3, 1, 2) if getattr(self.net, "output_fmt", "NCHW") == "NHWC" else features
 
 
-def build_backbone(
-    config: ModelConfig,
-    image_size: int,
-    channels: int = 3,
-    *,
-    student: bool,
-    zero_init_residual: bool = False,
-) -> Backbone:
+def build_backbone(config: ModelConfig, image_size: int, channels: int = 3, *, student: bool) -> Backbone:
     """A freshly initialised encoder for square images of `image_size` pixels.
 
     Args:
@@ -108,12 +101,11 @@ def build_backbone(
         channels: channels of the images.
         student: whether stochastic depth is in force; a teacher has none. ResNets never have it (as in DINO,
             where the setting is inert for them).
-        zero_init_residual: start every residual branch of a ResNet at zero (SimSiam does, DINO does not).
     """
     spec = _describe(config, image_size, channels)
     extra: dict[str, Any] = {}
     if config.name in _RESNETS:
-        extra["zero_init_last"] = zero_init_residual
+        extra["zero_init_last"] = config.zero_init_residual
     elif student and config.drop_path > 0:
         extra["drop_path_rate"] = config.drop_path
     backbone = from_spec(spec, **extra)

@@ -14,9 +14,7 @@ from adasim.models import build_backbone
 
 
 def build(name, size=32, channels=3, student=False, **kwargs):
-    zero = kwargs.pop("zero_init_residual", False)
-    config = ModelConfig(name=name, **kwargs)
-    return build_backbone(config, size, channels, student=student, zero_init_residual=zero)
+    return build_backbone(ModelConfig(name=name, **kwargs), size, channels, student=student)
 
 
 @pytest.mark.parametrize(
