@@ -14,6 +14,7 @@ for the third time in that process. The product has no such hooks: they are put 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.tensorboard
 
 import adasim.train.loop  # noqa: F401 - before the fork
 from adasim.config import Config
@@ -104,6 +106,7 @@ def wait(pid: int, seconds: float) -> int | None:
 
 
 def main() -> None:
+    gc.freeze()  # what was imported will not be looked through again in every process
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
