@@ -127,11 +127,6 @@ def test_every_parameter_decays_and_the_predictor_keeps_its_rate():
     assert not all(g["decay"] for g in method.param_groups(OptimConfig(decay_all=False)))
 
 
-def test_residual_branches_start_at_zero_except_in_the_smallest_net():
-    assert simsiam("resnet18").encoder.net.layer1[0].bn2.weight.eq(0).all()
-    assert simsiam("resnet_tiny").encoder.net.layer1[0].bn2.weight.eq(1).all()
-
-
 def test_local_crops_are_refused():
     config = Config(method="simsiam", views=ViewsConfig(local_crops=2))
     with pytest.raises(UserError, match="local_crops=2"):
