@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,7 +133,7 @@ class ImageEngine:
             except RuntimeError as error:
                 if "worker" not in str(error):
                     raise
-                self._loader = None
+                self.close()
                 raise RuntimeError(
                     f"A loader process ended unexpectedly ({error}). It was killed from outside, most often "
                     f"for want of memory: resume the run, with fewer --data.workers if it happens again."
@@ -140,7 +141,15 @@ class ImageEngine:
             yield made
 
     def close(self) -> None:
+        """End the worker processes, by force if they do not follow: they ignore the SIGTERM that Python sends
+        its children at exit, and Python would wait for them for ever.
+        """
+        workers: Any = None if self._loader is None else self._loader._iterator
         self._loader = None
+        if workers is not None:
+            workers._shutdown_workers()
+            for process in workers._workers:
+                process.kill()
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
