@@ -3,6 +3,7 @@
     adasim demo                                       two minutes: embedded images, AdaSim pairs, k-NN accuracy
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
     adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits
+    adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
 
 Bad input gets one sentence and exit code 2.
 """
@@ -104,6 +105,13 @@ def demo(arguments: Sequence[str]) -> None:
     tyro.cli(run_demo, args=arguments, prog="adasim demo")
 
 
+def evaluate(arguments: Sequence[str]) -> None:
+    """`adasim eval ...`"""
+    from adasim.eval.commands import main as run
+
+    run(arguments)
+
+
 def say_where(out: Path) -> None:
     if (out / "backbone.safetensors").exists():
         Console(highlight=False).print(
@@ -116,6 +124,7 @@ def say_where(out: Path) -> None:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "demo": (demo, "two minutes on generated images: pretrain, then k-NN accuracy"),
     "pretrain": (pretrain, "pretrain an encoder on your images, or resume a run"),
+    "eval": (evaluate, "measure an encoder: k-NN, linear, few-shot, segmentation; compare runs"),
 }
 
 

@@ -43,7 +43,6 @@ MAX_UNREADABLE = 0.01
 _Item = tuple[int, Tensor | str]  # an image's number, and its pixels or why they cannot be read
 
 
-@torch.inference_mode()
 def extract(
     backbone: Backbone,
     images: ImageSet,
@@ -77,7 +76,8 @@ def extract(
             if unreadable is not None:
                 unreadable.update(failed)
             if len(pixels):
-                part = describe(backbone, pixels.to(device), what).float().cpu()
+                with torch.inference_mode():
+                    part = describe(backbone, pixels.to(device), what).float().cpu()
                 if not len(features):
                     features = torch.full((len(images), part.shape[1]), torch.nan)
                 features[ids] = part

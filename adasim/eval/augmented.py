@@ -1,0 +1,54 @@
+"""Features of freshly cropped and flipped training images, epoch after epoch, for the linear protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from adasim.config import ViewsConfig
+from adasim.data import ImageSet, PairLoader
+from adasim.eval.features import What, describe, frozen
+from adasim.eval.linear import Batches
+from adasim.eval.transforms import EvalTransform
+from adasim.models import Backbone
+
+
+def augmented_batches(
+    backbone: Backbone,
+    images: ImageSet,
+    labels: Tensor,
+    transform: EvalTransform,
+    *,
+    what: What,
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+    seed: int = 0,
+) -> Callable[[int], Batches]:
+    """A function from an epoch to its batches of features (B, D) and labels (B,).
+
+    A view is a random crop of 8% to 100% of the area, resized bilinearly, and flipped half of the time. The
+    images left over at an epoch's end are dropped; each epoch leaves others.
+    """
+    views = ViewsConfig(
+        recipe="simsiam",  # bilinear, as both papers' linear protocols
+        size=transform.size,
+        scale=(0.08, 1.0),
+        color=0.0,
+        blur=0.0,
+        mean=transform.mean,
+        std=transform.std,
+    )
+    loader = PairLoader(images, views, batch_size=batch_size, seed=seed, workers=workers, device=device)
+    backbone.to(device)
+    everything = torch.arange(len(images))
+
+    def batches(epoch: int) -> Batches:
+        for batch in loader.epoch(epoch, everything, first_only=True):
+            with frozen(backbone), torch.no_grad():
+                features = describe(backbone, batch.views[0], what).float()
+            yield features, labels[batch.ids.cpu()]
+
+    return batches

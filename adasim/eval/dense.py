@@ -1,0 +1,178 @@
+"""Patch features with masks, batch after batch, for linear segmentation (REFERENCE 5.5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from timm.models import VisionTransformer
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as TF
+
+from adasim import seeding
+from adasim.data import ImageSet, Unreadable
+from adasim.errors import UserError
+from adasim.eval.features import frozen
+from adasim.eval.masks import IGNORE, require_same_size
+from adasim.eval.segmentation import MaskBatches
+from adasim.eval.transforms import EvalTransform
+from adasim.models import Backbone
+
+HELD_BYTES = 2 * 1024**3
+"""Patch features up to this size are made once and held; larger ones are made anew for every epoch."""
+
+_Item = tuple[int, Tensor, Tensor] | str
+
+
+class PatchFeatures:
+    """The patch features of images, and their masks, as `linear_segmentation` asks for them.
+
+    Images are squashed to `size`; masks too, unless they are smaller arrays, which are scored as they are.
+
+    Args:
+        images: with masks.
+        ids: which of them.
+        transform: whose normalisation applies.
+        n_blocks: of a ViT, how many of the last blocks; a convolutional net has its last feature map.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        images: ImageSet,
+        ids: Tensor,
+        transform: EvalTransform,
+        *,
+        size: int,
+        n_blocks: int,
+        batch_size: int,
+        device: torch.device | str = "cpu",
+        workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.backbone = backbone.to(device)
+        self.n_blocks = n_blocks if isinstance(backbone.net, VisionTransformer) else 1
+        self.device, self.seed, self.batch_size = torch.device(device), seed, batch_size
+        self._ids, self._transform, self._workers = ids, transform, workers
+        array = images.as_array()
+        side = size if array is None else min(size, max(array.shape[-2:]))
+        self._items = _Items(images, size, side)
+        self._held: tuple[Tensor, Tensor] | None = None
+        self.dim, self.bytes = self._measure(len(ids))
+
+    def hold(self) -> bool:
+        """Make all features now and keep them, if they fit; epochs then differ in their order alone."""
+        if self._held is None and self.bytes <= HELD_BYTES:
+            made = list(self._make(self._ids, None))
+            self._held = (
+                torch.cat([features for features, _ in made]),
+                torch.cat([masks for _, masks in made]),
+            )
+        return self._held is not None
+
+    def shuffled(self, epoch: int) -> MaskBatches:
+        """The batches of a training epoch: from what is held, or from freshly augmented images."""
+        order = seeding.permutation(self.seed, "segmentation order", epoch, len(self._ids))
+        if self._held is None:
+            return self._make(self._ids[order], epoch)
+        features, masks = self._held
+        return ((features[rows], masks[rows]) for rows in order.split(self.batch_size))
+
+    def in_order(self) -> MaskBatches:
+        """The batches of the images as they are."""
+        if self._held is None:
+            return self._make(self._ids, None)
+        features, masks = self._held
+        return zip(features.split(self.batch_size), masks.split(self.batch_size), strict=True)
+
+    def _make(self, ids: Tensor, epoch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        loader = DataLoader(
+            self._items,
+            batch_size=self.batch_size,
+            sampler=ids.tolist(),
+            num_workers=self._workers,
+            collate_fn=_collate,
+            generator=torch.Generator(),
+        )
+        for made in loader:
+            if isinstance(made, str):
+                raise UserError(made)
+            numbers, pixels, masks = made
+            views, masks = self._transform.normalise(pixels.to(self.device)), masks.to(self.device)
+            if epoch is not None:
+                views, masks = warp(views, masks, self.seed, epoch, numbers)
+            yield self._patches(views), masks
+
+    def _patches(self, views: Tensor) -> Tensor:
+        """(B, n_blocks * D, h, w)."""
+        with frozen(self.backbone), torch.no_grad():
+            blocks = self.backbone.tokens(views.contiguous(memory_format=torch.channels_last), self.n_blocks)
+            return torch.cat([patches for _, patches in blocks], dim=1).float()
+
+    def _measure(self, count: int) -> tuple[int, int]:
+        """Width of the features, and the bytes that `count` of them take."""
+        pixels = torch.zeros(1, 3, self._items.size, self._items.size, dtype=torch.uint8, device=self.device)
+        patches = self._patches(self._transform.normalise(pixels))
+        return patches.shape[1], patches.numel() * 4 * count
+
+
+def warp(views: Tensor, masks: Tensor, seed: int, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Flip with probability 1/2, turn by up to 5 degrees, scale by 0.75 to 1.25: images and masks alike.
+
+    What comes in from outside the image has the mean colour and is ignored; the published pipeline labels it 0.
+    """
+    u = seeding.uniform(seed, "segmentation view", epoch, ids.cpu(), 3).float().to(views.device)
+    mirror = torch.where(u[:, 0] < 0.5, -1.0, 1.0)
+    angle = math.radians(5) * (2 * u[:, 1] - 1)
+    zoom = 1 / (0.75 + 0.5 * u[:, 2])
+    zero = torch.zeros_like(angle)
+    rows = [mirror * zoom * angle.cos(), -zoom * angle.sin(), zero]
+    rows += [mirror * zoom * angle.sin(), zoom * angle.cos(), zero]
+    theta = torch.stack(rows, dim=1).view(-1, 2, 3)
+    H, W = masks.shape[-2:]
+    view_grid = F.affine_grid(theta, list(views.shape), align_corners=False)
+    mask_grid = F.affine_grid(theta, [len(masks), 1, H, W], align_corners=False)
+    views = F.grid_sample(views, view_grid, align_corners=False)
+    shifted = masks[:, None].float() - IGNORE  # outside is 0, and so becomes the ignored id
+    moved = F.grid_sample(shifted, mask_grid, mode="nearest", align_corners=False)[:, 0] + IGNORE
+    return views, moved.round().to(masks.dtype)
+
+
+class _Items(Dataset[_Item]):
+    """(number, uint8 (C, size, size), uint8 (side, side)) of an image and its mask, or what is wrong with them.
+
+    Errors travel as sentences: raised in a worker process they would arrive wrapped in its traceback.
+    """
+
+    def __init__(self, images: ImageSet, size: int, side: int) -> None:
+        self.images, self.size, self.side = images, size, side
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> _Item:
+        try:
+            picture = self.images.load(i)
+            mask = require_same_size(picture, self.images.mask(i), self.images.where(i))
+        except Unreadable as error:
+            return f"An image or mask cannot be read: {error}. Repair or remove it."
+        except UserError as error:
+            return str(error)
+        cubic, nearest = InterpolationMode.BICUBIC, InterpolationMode.NEAREST_EXACT
+        if list(picture.shape[-2:]) != [self.size] * 2:
+            picture = TF.resize(picture, [self.size] * 2, interpolation=cubic, antialias=True)
+        if list(mask.shape) != [self.side] * 2:
+            mask = TF.resize(mask[None], [self.side] * 2, interpolation=nearest)[0]
+        return i, picture, mask
+
+
+def _collate(items: list[_Item]) -> tuple[Tensor, Tensor, Tensor] | str:
+    wrong = next((item for item in items if isinstance(item, str)), None)
+    if wrong is not None:
+        return wrong
+    numbers, pictures, masks = zip(*items, strict=True)
+    return torch.tensor(numbers), torch.stack(pictures), torch.stack(masks)

@@ -1,0 +1,49 @@
+"""k-NN accuracy while pretraining runs: a part of the training images against the rest."""
+
+from __future__ import annotations
+
+import torch
+
+from adasim import seeding
+from adasim.data import ImageSet
+from adasim.eval.features import extract
+from adasim.eval.knn import knn_accuracy
+from adasim.eval.sets import Subset, hold_out, require_labels
+from adasim.eval.transforms import EvalTransform
+from adasim.models import Backbone
+
+
+def online_knn(
+    backbone: Backbone,
+    images: ImageSet,
+    transform: EvalTransform,
+    *,
+    max_images: int = 5000,
+    k: int = 20,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+    seed: int = 0,
+) -> float:
+    """Top-1 in percent of a fifth of up to `max_images` training images, classified by the other four fifths.
+
+    The images are the same at every call, so the values of a run compare. Nothing of the training state moves:
+    no random number is drawn, and the encoder's modes and running statistics are left as they were.
+    """
+    labels = require_labels(images)
+    chosen = seeding.permutation(seed, "online k-NN", 0, len(images))[:max_images].sort().values
+    unreadable: dict[int, str] = {}
+    features = extract(
+        backbone,
+        Subset(images, chosen),
+        transform,
+        device=device,
+        workers=workers,
+        progress=False,
+        unreadable=unreadable,
+    )
+    readable = torch.ones(len(chosen), dtype=torch.bool)
+    readable[list(unreadable)] = False
+    features, labels = features[readable], labels[chosen][readable]
+    bank, asked = hold_out(labels, len(labels), seed)
+    result = knn_accuracy(features[bank], labels[bank], features[asked], labels[asked], k=min(k, len(bank)))
+    return result.top1
