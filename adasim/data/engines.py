@@ -130,8 +130,8 @@ class ImageEngine:
                 made = next(batches)
             except StopIteration:
                 return
-            except RuntimeError as error:
-                if "worker" not in str(error):
+            except (RuntimeError, OSError, EOFError) as error:
+                if not _tells_of_a_lost_worker(error):
                     raise
                 self.close()
                 raise RuntimeError(
@@ -150,6 +150,15 @@ class ImageEngine:
             workers._shutdown_workers()
             for process in workers._workers:
                 process.kill()
+
+
+def _tells_of_a_lost_worker(error: Exception) -> bool:
+    """torch names the process that ended, unless its half-sent batch breaks off first. An exception that was
+    raised inside a worker comes as "Caught ... in DataLoader worker process".
+    """
+    if isinstance(error, RuntimeError):
+        return "DataLoader worker (pid" in str(error)
+    return not str(error).startswith("Caught ")
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
