@@ -11,6 +11,7 @@ for epoch in range(epochs):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -42,6 +43,8 @@ class NeighborMemory:
             drawn once it has been observed.
         dtype: of the cache; by default fp16 on an accelerator and fp32 on a CPU.
         device: of the cache. The history stays in main memory.
+        rows: the images whose features and lists are held here, all by default; `ShardedMemory` gives each
+            process its own. Neighbours are then found, and partners drawn, among and for these alone.
 
     >>> memory = NeighborMemory(num_images=4, dim=2, window=1, k=2)
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -63,6 +66,7 @@ class NeighborMemory:
         timing: Literal["previous", "current"] = "previous",
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        rows: range | None = None,
     ) -> None:
         if not 1 <= k <= num_images:
             raise ValueError(f"k={k} must be between 1 and the number of images, {num_images}")
@@ -72,17 +76,20 @@ class NeighborMemory:
             raise ValueError(f"num_images={num_images} must be below 2^31: ids are kept as int32")
         if support not in ("topk", "union") or timing not in ("previous", "current"):
             raise ValueError(f"unknown support={support!r} or timing={timing!r}")
+        rows = range(num_images) if rows is None else rows
+        if rows.step != 1 or not 0 <= rows.start <= rows.stop <= num_images:
+            raise ValueError(f"rows={rows} must be a range within the {num_images} images")
         device = torch.device(device)
         self.num_images, self.dim, self.window, self.k = num_images, dim, window, k
-        self.support, self.timing = support, timing
+        self.support, self.timing, self.rows = support, timing, rows
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
-        self.cache = torch.zeros(num_images, dim, dtype=dtype, device=device)
+        self.cache = torch.zeros(len(rows), dim, dtype=dtype, device=device)
         # A ring over epochs, one row per image so that drawing reads memory in order; -1 is an empty place.
-        self.history_ids = torch.full((num_images, window, k), -1, dtype=torch.int32)
-        self.history_similarities = torch.zeros((num_images, window, k), dtype=torch.float16)
+        self.history_ids = torch.full((len(rows), window, k), -1, dtype=torch.int32)
+        self.history_similarities = torch.zeros((len(rows), window, k), dtype=torch.float16)
         # The epoch in progress.
-        self.current_ids = torch.full((num_images, k), -1, dtype=torch.int32)
-        self.current_similarities = torch.zeros((num_images, k), dtype=torch.float16)
+        self.current_ids = torch.full((len(rows), k), -1, dtype=torch.int32)
+        self.current_similarities = torch.zeros((len(rows), k), dtype=torch.float16)
         self.epochs = 0  # finished ones
         self._observing = False
         self._quantized: QuantizedRows | None = None
@@ -103,25 +110,9 @@ class NeighborMemory:
         Returns:
             similarities (B, K) fp32 and neighbours (B, K) int64, best first.
         """
-        queries, valid = self._prepare(features)
-        similarities, neighbours = search(
-            queries, self.cache, self.k, quantized=self._quantized, row_norm=1 + 1e-3
-        )
-        similarities = torch.where(valid[:, None], similarities, -torch.inf)
-        neighbours = torch.where(valid[:, None], neighbours, -1)
-
-        ids = ids.to(self.cache.device)
-        rows = valid.nonzero()[:, 0]
-        rows = rows[_last_occurrence(ids[rows])]
-        written = queries[rows].to(self.cache.dtype)
-        self.cache[ids[rows]] = written
-        if self._quantized is not None:
-            self._quantized.write(ids[rows], written)
-        here = ids[rows].cpu()
-        self.current_ids[here] = neighbours[rows].to("cpu", torch.int32)
-        # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
-        self.current_similarities[here] = similarities[rows].clamp(-1, 1).to("cpu", torch.float16)
-        self._observing = True
+        queries = self._prepare(ids, features)
+        similarities, neighbours = self._lookup(queries)
+        self._write(ids, queries, similarities, neighbours)
         return similarities, neighbours
 
     def end_epoch(self) -> None:
@@ -147,7 +138,7 @@ class NeighborMemory:
             return ids.cpu()[:, None], torch.ones(len(ids), 1, dtype=torch.float64)
         if not tau > 0:
             raise ValueError(f"tau={tau} must be 0 or above")
-        return self._distribution(ids.cpu(), tau)
+        return self._distribution(self._places(ids.cpu()), tau)
 
     def draw_partners(self, epoch: int, tau: float, seed: int, ids: Tensor | None = None) -> Tensor:
         """One partner id per image, int64: j* ~ p_win if the image's best match is itself, else the image.
@@ -155,14 +146,14 @@ class NeighborMemory:
         The identity while fewer than w epochs are finished, and for tau=0. A pure function of the history and
         of (seed, epoch, id): drawing for a few `ids` gives what drawing for all would.
         """
-        partners = torch.arange(self.num_images) if ids is None else ids.cpu().clone()
+        partners = self._held() if ids is None else ids.cpu().clone()
         if tau == 0 or self.epochs < self.window:
             return partners
         u = uniform(seed, "partner", epoch, partners)  # (N, 1)
         for start in range(0, len(partners), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             own = partners[chunk]
-            neighbours, p = self._distribution(chunk if ids is None else own, tau)
+            neighbours, p = self._distribution(chunk if ids is None else self._places(own), tau)
             gate = neighbours[:, 0] == own
             at = (p.cumsum(1) <= u[chunk]).sum(1).clamp_(max=p.shape[1] - 1)
             drawn = neighbours.gather(1, at[:, None])[:, 0]
@@ -171,13 +162,14 @@ class NeighborMemory:
 
     def nearest_other(self, ids: Tensor | None = None) -> Tensor:
         """The best match other than the image itself in the newest list (+NN); itself if there is none."""
-        ids = torch.arange(self.num_images) if ids is None else ids.cpu()
+        ids = self._held() if ids is None else ids.cpu()
         if self.epochs == 0:
             return ids.clone()
+        places = self._places(ids)
         if self.timing == "current" and self._observing:
-            lists = self.current_ids[ids].long()  # (B, K), best first
+            lists = self.current_ids[places].long()  # (B, K), best first
         else:
-            lists = self.history_ids[ids, (self.epochs - 1) % self.window].long()
+            lists = self.history_ids[places, (self.epochs - 1) % self.window].long()
         other = (lists != ids[:, None]) & (lists >= 0)
         best = lists.gather(1, other.int().argmax(1, keepdim=True))[:, 0]
         return torch.where(other.any(1), best, ids)
@@ -203,8 +195,28 @@ class NeighborMemory:
             if name not in state or state[name].shape != tensor.shape:
                 got = tuple(state[name].shape) if name in state else "nothing"
                 raise ValueError(f"memory state {name}: expected {tuple(tensor.shape)}, got {got}")
-        for name, tensor in mine.items():
-            tensor.copy_(state[name])
+        self.load_parts([(self.rows.start, state)])
+
+    def load_parts(self, parts: Iterable[tuple[int, dict[str, Tensor]]]) -> None:
+        """Take over the states of memories that held other ranges of rows, as another number of processes does.
+
+        Args:
+            parts: the first image of each state, and the state; one at a time is looked at. What they hold of
+                this memory's rows is copied, the rest ignored; a tensor they do not name stays as it is.
+
+        Raises:
+            ValueError: a tensor has another shape, or a row of this memory is in none of the parts.
+        """
+        covered = torch.zeros(len(self.rows), dtype=torch.bool)
+        mine = self.state_dict()
+        for first, state in parts:
+            for name in mine.keys() & state.keys():
+                if mine[name].ndim == 0:
+                    mine[name].copy_(state[name])
+                else:
+                    covered[self._copy_rows(mine[name], first, state[name], name)] = True
+        if not covered.all():
+            raise ValueError(f"no part of the state holds image {self.rows[int((~covered).int().argmax())]}")
         self.epochs = int(mine["epochs"])
         self._observing = bool(mine["observing"])
         self._refresh_int8()
@@ -217,33 +229,80 @@ class NeighborMemory:
             "similarities": self.history_similarities[:, slot].contiguous(),
         }
 
-    def load_epoch_lists(self, epoch: int, lists: dict[str, Tensor]) -> None:
+    def load_epoch_lists(self, epoch: int, lists: dict[str, Tensor], first: int = 0) -> None:
+        """Put one epoch's lists back; `first` is the image of their first row."""
         slot = epoch % self.window
-        self.history_ids[:, slot] = lists["ids"]
-        self.history_similarities[:, slot] = lists["similarities"]
+        self._copy_rows(self.history_ids[:, slot], first, lists["ids"], "ids")
+        self._copy_rows(self.history_similarities[:, slot], first, lists["similarities"], "similarities")
 
     # ---- parts ----
 
-    def _prepare(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit-norm queries on the grid, fp32, and which of them are usable."""
+    def _prepare(self, ids: Tensor, features: Tensor) -> Tensor:
+        """Unit-norm queries on the grid, fp32; a row that is not finite becomes NaN throughout."""
+        if features.shape != (len(ids), self.dim):
+            raise ValueError(f"features must be ({len(ids)}, {self.dim}), got {tuple(features.shape)}")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_images:
+            raise ValueError(f"ids must lie between 0 and {self.num_images - 1}")
         features = features.detach().to(self.cache.device, torch.float32)
-        valid = torch.isfinite(features).all(1)
-        features = torch.where(valid[:, None], features, 0.0)
-        queries = F.normalize(features, dim=1)
-        return queries.mul(_GRID).round_().div_(_GRID), valid
+        valid = torch.isfinite(features).all(1, keepdim=True)
+        queries = F.normalize(torch.where(valid, features, 0.0), dim=1)
+        return torch.where(valid, queries.mul_(_GRID).round_().div_(_GRID), torch.nan)
 
-    def _distribution(self, images: slice | Tensor, tau: float) -> tuple[Tensor, Tensor]:
-        neighbours, sums = self._ranked(images)
+    def _lookup(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Similarities and image ids of the K best rows held here; a NaN query finds nothing."""
+        similarities, places = search(
+            queries, self.cache, self.k, quantized=self._quantized, row_norm=1 + 1e-3
+        )
+        return similarities, torch.where(places >= 0, places + self.rows.start, -1)
+
+    def _write(self, ids: Tensor, queries: Tensor, similarities: Tensor, neighbours: Tensor) -> None:
+        """Keep features and lists of the images held here."""
+        ids = ids.to(self.cache.device)
+        held = (ids >= self.rows.start) & (ids < self.rows.stop) & torch.isfinite(queries[:, 0])
+        batch = held.nonzero()[:, 0]
+        batch = batch[_last_occurrence(ids[batch])]
+        places = self._places(ids[batch])
+        written = queries[batch].to(self.cache.dtype)
+        self.cache[places] = written
+        if self._quantized is not None and len(batch):
+            self._quantized.write(places, written)
+        places = places.cpu()
+        self.current_ids[places] = neighbours[batch].to("cpu", torch.int32)
+        # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
+        self.current_similarities[places] = similarities[batch].clamp(-1, 1).to("cpu", torch.float16)
+        self._observing = True
+
+    def _held(self) -> Tensor:
+        return torch.arange(self.rows.start, self.rows.stop)
+
+    def _places(self, ids: Tensor) -> Tensor:
+        """Where the images' rows stand in the tensors of this memory."""
+        return ids - self.rows.start if self.rows.start else ids
+
+    def _copy_rows(self, mine: Tensor, first: int, theirs: Tensor, name: str) -> slice:
+        """Copy the images that both tensors hold; returns where they stand in mine."""
+        if theirs.shape[1:] != mine.shape[1:]:
+            raise ValueError(
+                f"memory state {name}: expected rows of {tuple(mine.shape[1:])}, got {tuple(theirs.shape[1:])}"
+            )
+        start = max(self.rows.start, first)
+        stop = max(start, min(self.rows.stop, first + len(theirs)))
+        place = slice(start - self.rows.start, stop - self.rows.start)
+        mine[place] = theirs[start - first : stop - first]
+        return place
+
+    def _distribution(self, places: slice | Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        neighbours, sums = self._ranked(places)
         return neighbours, softmax_of_sums(neighbours, sums, self.window, tau)
 
-    def _ranked(self, images: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """`ranked_sums` of the window of these images; a slice is read without a copy."""
-        lists, similarities = self.history_ids[images], self.history_similarities[images]
+    def _ranked(self, places: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """`ranked_sums` of the window of these places; a slice is read without a copy."""
+        lists, similarities = self.history_ids[places], self.history_similarities[places]
         if self.timing == "current" and self._observing:  # the oldest epoch makes room for this one
             lists, similarities = lists.clone(), similarities.clone()
             slot = self.epochs % self.window
-            lists[:, slot] = self.current_ids[images]
-            similarities[:, slot] = self.current_similarities[images]
+            lists[:, slot] = self.current_ids[places]
+            similarities[:, slot] = self.current_similarities[places]
         k = self.k if self.support == "topk" else None
         return ranked_sums(lists.flatten(1), similarities.flatten(1), k)
 
