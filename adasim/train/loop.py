@@ -222,7 +222,7 @@ class Training:
             self.state.save(self.store)
             self.saved_step = self.state.step
         except (SaveFailed, OSError) as problem:
-            self.bar.say(f"Step {self.state.step} is not saved, training goes on: {problem}")
+            self.bar.say(f"Step {self.state.step} is not saved yet: {problem}")
 
     def report_step(self, epoch: int, batch: Batch, step: Step, loss: float, waited: float) -> None:
         """The progress bar after every step, a line of metrics after some."""

@@ -13,6 +13,7 @@ for the third time in that process. The product has no such hooks: they are put 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib
@@ -22,6 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "terminate the group": lambda: os.killpg(os.getpgrp(), signal.SIGTERM),
     "interrupt the group": lambda: os.killpg(os.getpgrp(), signal.SIGINT),
     "kill a worker": lambda: os.kill(children()[0], signal.SIGKILL),
-    "wait": lambda: time.sleep(0.2),
+    "pause": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
 
 
@@ -68,10 +70,22 @@ def hook(call: str, number: int, when: str, do: str) -> None:
 
 
 def act(do: str) -> None:
-    if do.startswith("remove "):
-        os.unlink(do.removeprefix("remove "))
+    verb, _, path = do.partition(" /")
+    if verb == "remove":
+        os.unlink(f"/{path}")
+    elif verb == "fill":
+        fill(Path(f"/{path}"))
     else:
         ACTIONS[do]()
+
+
+def fill(path: Path) -> None:
+    """Write a file until the disk has no room for another byte."""
+    with open(path, "wb", buffering=0) as file:
+        for size in (1 << 16, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
 
 
 def start(run: dict[str, Any]) -> int | None:
@@ -106,7 +120,8 @@ def wait(pid: int, seconds: float) -> int | None:
 
 
 def main() -> None:
-    gc.freeze()  # what was imported will not be looked through again in every process
+    gc.freeze()  # what was imported is not looked through again in every process
+    atexit.register(gc.unfreeze)
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:

@@ -1,0 +1,450 @@
+"""Whole runs under faults: signals, full disks, changed data, broken images, lost workers."""
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from adasim.config import Config
+from adasim.data import open_images
+from adasim.errors import UserError
+from adasim.methods import Dino, Step
+from adasim.neighbors import Oracle
+from adasim.seeding import permutation
+from adasim.train import checkpoint as checkpoint_module
+from adasim.train.checkpoint import CheckpointStore
+from adasim.train.loop import pretrain
+
+Small = Callable[..., Config]
+Digest = Callable[[Path], str]
+Metrics = Callable[[Path], list[dict[str, Any]]]
+
+
+class Run(Protocol):
+    pid: int
+    said: str
+
+    def wait(self, seconds: float = ...) -> int: ...
+
+
+class Runs(Protocol):
+    def start(
+        self,
+        config: Config,
+        out: Path,
+        *,
+        resume: bool = False,
+        hooks: list[dict[str, Any]] | None = None,
+        threads: int = 1,
+    ) -> Run: ...
+
+
+STEP = "adasim.train.state:TrainState.count"
+WRITE = "adasim.train.checkpoint:_write"
+
+
+def at(call: str, number: int, do: str, when: str = "after") -> dict[str, Any]:
+    return {"call": call, "number": number, "when": when, "do": do}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small: Small, digest: Digest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest at the end of a run that nothing happened to."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    pretrain(small(), out)
+    return digest(out)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_per_image(small: Small, digest: Digest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    pretrain(small(views__engine="image"), out)
+    return digest(out)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """48 photographs of 16 pixels in two classes, as files."""
+    pixels = open_images("embedded:48", size=16).as_array()
+    assert pixels is not None
+    for i, image in enumerate(pixels):
+        path = tmp_path / "photos" / f"class{i % 2}" / f"{i:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.repeat(image.numpy()[0][:, :, None], 3, 2)).save(path)
+    return tmp_path / "photos"
+
+
+# Signals
+
+
+@pytest.mark.parametrize("kind", ["terminate", "interrupt"])
+def test_a_signal_saves_within_a_step_and_the_resumed_run_ends_the_same(
+    runs: Runs, small: Small, digest: Digest, undisturbed_per_image: str, tmp_path: Path, kind: str
+) -> None:
+    """To the main process alone, and to its whole group with the loader processes in it."""
+    config = small(views__engine="image", data__workers=2)
+    alone = runs.start(config, tmp_path / "alone", hooks=[at(STEP, 4, kind)])
+    group = runs.start(config, tmp_path / "group", hooks=[at(STEP, 4, f"{kind} the group")])
+    for run in (alone, group):
+        assert run.wait() == 0, run.said
+        assert re.search(r"Stopped after step [45]\. Continue with: adasim pretrain --resume", run.said)
+    for name in ("alone", "group"):
+        pretrain(config, tmp_path / name, resume=True)
+        assert digest(tmp_path / name) == undisturbed_per_image
+
+
+def test_a_signal_at_the_last_step_of_an_epoch_saves_once(
+    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+) -> None:
+    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 6, "terminate")])
+    assert run.wait() == 0, run.said
+    assert "Stopped after step 6" in run.said
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-000000003", "step-000000006"]
+    pretrain(small(), tmp_path / "run", resume=True)
+    assert digest(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.parametrize("number", [5, 7])
+def test_a_second_signal_during_the_save_does_no_harm(
+    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path, number: int
+) -> None:
+    """The first epoch's end writes four files; the save that a signal asks for at step 4 writes the next."""
+    started = [
+        runs.start(small(), tmp_path / kind, hooks=[at(STEP, 4, kind), at(WRITE, number, kind, "before")])
+        for kind in ("terminate", "interrupt")
+    ]
+    for run in started:
+        assert run.wait() == 0, run.said
+        assert "Stopped after step 4" in run.said
+    for kind in ("terminate", "interrupt"):
+        assert (tmp_path / kind / "checkpoints" / "step-000000004").is_dir()
+        pretrain(small(), tmp_path / kind, resume=True)
+        assert digest(tmp_path / kind) == undisturbed
+
+
+def test_signals_mean_what_they_did_before_once_a_run_is_over(small: Small, tmp_path: Path) -> None:
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    pretrain(small(epochs=2), tmp_path / "run")
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+# Disks and folders
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 megabytes, where the machine lets us have one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "none", disk], capture_output=True
+    ).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_does_not_stop_training_and_the_save_is_tried_again(
+    runs: Runs, small: Small, digest: Digest, metrics: Metrics, undisturbed: str, small_disk: Path
+) -> None:
+    filler = small_disk / "filler"
+    run = runs.start(
+        small(),
+        small_disk / "run",
+        hooks=[at(STEP, 4, f"fill {filler}"), at(STEP, 8, f"remove {filler}")],
+    )
+    assert run.wait() == 0, run.said
+    assert "Step 6 is not saved yet: " in run.said
+    assert "No space left on device" in run.said
+    assert digest(small_disk / "run") == undisturbed
+    lines = metrics(small_disk / "run")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
+    names = sorted(path.name for path in (small_disk / "run" / "checkpoints").iterdir())
+    assert names == ["step-000000009", "step-000000012"]
+
+
+def test_a_disk_still_full_at_the_end_is_an_error_and_nothing_is_lost(
+    small: Small, digest: Digest, undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = checkpoint_module._write, 0
+
+    def full(path: Path, tensors: dict[str, Tensor]) -> None:
+        nonlocal written
+        written += 1
+        if written > 10:  # the first two epochs fit, and some of the third
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, tensors)
+
+    monkeypatch.setattr(checkpoint_module, "_write", full)
+    with pytest.raises(UserError, match=r"Step 12 could not be saved .* newest checkpoint is of step 6"):
+        pretrain(small(), tmp_path / "run")
+    monkeypatch.undo()
+    newest = CheckpointStore(tmp_path / "run", keep=2).load_latest()
+    assert newest is not None
+    assert newest.step == 6
+    pretrain(small(), tmp_path / "run", resume=True)
+    assert digest(tmp_path / "run") == undisturbed
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dino, "forward", lambda *_: pytest.fail("a step was taken"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file" / "run", Path("/proc/adasim-run")):
+        with pytest.raises(UserError, match=r"Cannot write to .* Choose another --out"):
+            pretrain(small(), out)
+
+
+def test_a_second_run_on_the_same_folder_is_refused(
+    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+) -> None:
+    first = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 4, "pause")])
+    until(lambda: Path(f"/proc/{first.pid}/stat").read_text().split(") ")[1][0] == "T")
+    with pytest.raises(UserError, match=f"in use by process {first.pid} "):
+        pretrain(small(), tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="already holds another run"):
+        pretrain(small(), tmp_path / "run")
+    os.kill(first.pid, signal.SIGCONT)
+    assert first.wait() == 0, first.said
+    assert digest(tmp_path / "run") == undisturbed
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# A resume of something else
+
+
+def test_a_resume_with_other_data_is_refused_with_the_difference(
+    small: Small, tmp_path: Path, photos: Path
+) -> None:
+    config = small(epochs=2, data__source=str(photos))
+    pretrain(config, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    victim = photos / "class0" / "04.png"
+    changes: list[tuple[Callable[[], object], Callable[[], object], str]] = [
+        (
+            lambda: victim.rename(tmp_path / "aside"),
+            lambda: (tmp_path / "aside").rename(victim),
+            r"1 removed \(class0/04.png\)",
+        ),
+        (
+            lambda: victim.rename(photos / "class0" / "new.png"),
+            lambda: (photos / "class0" / "new.png").rename(victim),
+            r"1 renamed \(class0/04.png -> class0/new.png\)",
+        ),
+        (
+            lambda: (photos / "class1" / "99.png").write_bytes(b"?"),
+            lambda: (photos / "class1" / "99.png").unlink(),
+            r"1 added \(class1/99.png\)",
+        ),
+    ]
+    for change, undo, difference in changes:
+        change()
+        with pytest.raises(UserError, match=f"Cannot resume with other data: of 48 entries, {difference}"):
+            pretrain(config, tmp_path / "run", resume=True)
+        undo()
+    assert contents(tmp_path / "run") == before
+    pretrain(config, tmp_path / "run", resume=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but the lock, which names its last holder."""
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("neighbors__window", 2),
+        ("neighbors__k", 2),
+        ("neighbors__tau", 0.1),
+        ("neighbors__timing", "current"),
+        ("pairs", "nearest"),
+        ("method", "simsiam"),
+        ("model__name", "vit_tiny"),
+        ("dino__out_dim", 16),
+        ("batch_size", 8),
+        ("epochs", 9),
+        ("seed", 6),
+    ],
+)
+def test_a_resume_with_other_settings_is_refused(
+    small: Small, tmp_path_factory: pytest.TempPathFactory, finished: Path, field: str, value: Any
+) -> None:
+    before = contents(finished)
+    name = field.replace("__", ".")
+    with pytest.raises(UserError, match=f"Cannot resume with other settings: .*{name} was .* is now {value}"):
+        pretrain(small(**{"epochs": 3, field: value}), finished, resume=True)
+    assert contents(finished) == before
+
+
+@pytest.fixture(scope="module")
+def finished(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(small(epochs=3), tmp_path_factory.mktemp("finished") / "run")
+
+
+def test_what_does_not_shape_the_result_may_change_at_a_resume(
+    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+) -> None:
+    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 5, "kill")])
+    assert run.wait() == -signal.SIGKILL
+    pretrain(small(save__keep=1, save__log_every=3, data__workers=1), tmp_path / "run", resume=True)
+    assert digest(tmp_path / "run") == undisturbed
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_feature_that_is_not_finite_never_enters_the_memory(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float
+) -> None:
+    """Image 7's feature is broken in every epoch, and nothing else is."""
+    config, forward, step = small(), Dino.forward, 0
+
+    def broken(self: Dino, views: list[Tensor], epoch: int) -> Step:
+        nonlocal step
+        result = forward(self, views, epoch)
+        b = step % 3
+        ids = permutation(config.seed, "order", epoch, 48)[16 * b : 16 * (b + 1)]
+        result.feature[ids == 7, 3] = bad
+        step += 1
+        return result
+
+    monkeypatch.setattr(Dino, "forward", broken)
+    pretrain(config, tmp_path / "run")
+    newest = CheckpointStore(tmp_path / "run", keep=2).load_latest()
+    assert newest is not None
+    cache = newest.tensors("memory")["cache"]
+    assert cache.isfinite().all()
+    assert torch.equal(cache.norm(dim=1) > 0.5, torch.arange(48) != 7)
+    lists = newest.history_tensors(newest.history[-1])
+    assert lists["similarities"].isfinite().all()
+    assert (lists["ids"][7] == -1).all()
+    assert (lists["ids"][torch.arange(48) != 7] >= 0).all()
+
+
+def test_the_same_seed_twice_gives_the_same_bits_and_another_seed_does_not(
+    small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+) -> None:
+    pretrain(small(), tmp_path / "again")
+    pretrain(small(seed=6), tmp_path / "other")
+    assert digest(tmp_path / "again") == undisturbed
+    assert digest(tmp_path / "other") != undisturbed
+
+
+def test_another_number_of_threads_is_reported_and_drifts_by_rounding_alone(
+    runs: Runs, small: Small, metrics: Metrics, tmp_path: Path
+) -> None:
+    changes = {"epochs": 2, "model__name": "resnet_tiny", "method": "simsiam", "optim__name": "sgd"}
+    one = runs.start(small(**changes), tmp_path / "one")
+    two = runs.start(small(**changes), tmp_path / "two", hooks=[at(STEP, 4, "terminate")], threads=2)
+    assert one.wait() == 0, one.said
+    assert two.wait() == 0, two.said
+    resumed = runs.start(small(**changes), tmp_path / "two", resume=True, threads=1)
+    assert resumed.wait() == 0, resumed.said
+    assert re.search(r"threads 2 and goes on with 1", resumed.said)
+    assert "goes on with" not in one.said
+    losses = [[line["loss"] for line in metrics(tmp_path / n) if "loss" in line] for n in ("one", "two")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+# Images and loader processes
+
+BROKEN = {
+    "empty": b"",
+    "a web page": b"<!DOCTYPE html><html><body>404</body></html>",
+    "no image": bytes(range(256)) * 4,
+}
+
+
+@pytest.mark.parametrize("engine", ["image", "batch"])
+def test_unreadable_images_are_replaced_counted_and_told_of_as_queries_and_as_partners(
+    small: Small,
+    digest: Digest,
+    metrics: Metrics,
+    tmp_path: Path,
+    photos: Path,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+) -> None:
+    files = sorted(photos.rglob("*.png"))
+    broken = [2, 5, 30, 40]
+    for i, content in zip(broken, BROKEN.values(), strict=False):
+        files[i].write_bytes(content)
+    files[40].write_bytes(files[40].read_bytes()[:80])  # truncated
+    config = small(
+        epochs=3,
+        pairs="oracle",
+        neighbors__oracle_p=0.0,
+        data__source=str(photos),
+        data__max_unreadable=0.1,
+        views__engine=engine,
+    )
+    labels = open_images(str(photos)).labels
+    assert labels is not None
+    partners = Oracle(labels, 3, 0.0, config.seed).partners(2)
+    drawn = {int(partners[i]) for i in range(48) if i not in broken}
+    assert drawn & set(broken)  # some are drawn as partners of sound images
+
+    pretrain(config, tmp_path / "none")
+    assert [line["unreadable"] for line in metrics(tmp_path / "none") if "epoch_loss" in line] == [4, 4, 4]
+    assert capsys.readouterr().out.count("4 of 48 images cannot be read and are replaced by others") == 1
+    config.data.workers = 2
+    pretrain(config, tmp_path / "two")
+    assert digest(tmp_path / "two") == digest(tmp_path / "none")
+
+    config.data.max_unreadable = 0.01
+    with pytest.raises(UserError, match=r"images cannot be read, more than .*0\.01 allows: .*\.png"):
+        pretrain(config, tmp_path / "strict")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_deleted_during_the_run_is_replaced_and_named(
+    runs: Runs, small: Small, tmp_path: Path, photos: Path, workers: int
+) -> None:
+    victim = sorted(photos.rglob("*.png"))[7]
+    config = small(data__source=str(photos), data__workers=workers, views__engine="image")
+    config.data.max_unreadable = 0.05
+    tolerant = runs.start(config, tmp_path / "tolerant", hooks=[at(STEP, 3, f"remove {victim}")])
+    assert tolerant.wait() == 0, tolerant.said
+    assert "1 of 48 images cannot be read" in tolerant.said
+    assert f"{victim}: the file is gone" in tolerant.said
+
+    second = sorted(photos.rglob("*.png"))[7]
+    config.data.max_unreadable = 0.0
+    strict = runs.start(config, tmp_path / "strict", hooks=[at(STEP, 3, f"remove {second}")])
+    assert strict.wait() == 1
+    assert f"{second}: the file is gone" in strict.said
+    assert "Repair or remove them, or raise --data.max-unreadable" in strict.said
+
+
+def test_a_killed_loader_process_ends_the_run_with_a_message_and_it_can_be_resumed(
+    runs: Runs, small: Small, digest: Digest, undisturbed_per_image: str, tmp_path: Path
+) -> None:
+    config = small(views__engine="image", data__workers=2)
+    run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 5, "kill a worker")])
+    assert run.wait() == 1, run.said
+    assert re.search(
+        r"(loader process ended unexpectedly|DataLoader worker .* is killed by signal)", run.said
+    )
+    pretrain(config, tmp_path / "run", resume=True)
+    assert digest(tmp_path / "run") == undisturbed_per_image
