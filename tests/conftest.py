@@ -1,5 +1,30 @@
 """Small tensors run fastest, and most repeatably, on one thread."""
 
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[Any]]]:
+    """`run_ranks(__file__, "work", 1, 2, 4)`: what work(folder, stage) returned, by stage and rank; see ranks.py."""
+
+    def run(file: str, function: str, *worlds: int) -> list[list[Any]]:
+        folder = tmp_path_factory.mktemp(function)
+        script = Path(__file__).parent / "ranks.py"
+        command = [sys.executable, str(script), file, function, str(folder), *map(str, worlds)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return [
+            [torch.load(folder / f"{stage}-{rank}.pt", weights_only=False) for rank in range(world)]
+            for stage, world in enumerate(worlds)
+        ]
+
+    return run

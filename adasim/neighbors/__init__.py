@@ -4,6 +4,7 @@ from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairPolicy, Standard
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import merge, search
+from adasim.neighbors.sharded import ShardedMemory
 
 __all__ = [
     "AdaSim",
@@ -12,6 +13,7 @@ __all__ = [
     "Oracle",
     "PairPolicy",
     "QuantizedRows",
+    "ShardedMemory",
     "Standard",
     "merge",
     "search",

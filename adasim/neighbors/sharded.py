@@ -1,0 +1,213 @@
+"""ShardedMemory: the neighbour memory spread over the processes of a run, with the same answers bit for bit.
+
+Rank r of R holds the contiguous rows [r N / R, (r+1) N / R) of cache and history. An observation is
+
+    gather    every rank's ids and queries go to all                              B (D + 1) words
+    search    each rank finds the K best of its own rows for all B queries
+    swap      each query's R lists go to the rank that asked, which merges them   2 B K words
+    gather    the merged lists go to all; the owners of the images keep them      2 B K words
+
+(B counts the queries of all ranks; a rank receives (R-1)/R of these words, 4 bytes each.) Partners are drawn
+by the owners, and only their ids travel. Nobody holds more than a share of the rows and buffers of these sizes.
+
+Scores are exact in any order of summation (see `search`), so how the rows are split cannot change a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from adasim.neighbors.memory import NeighborMemory
+from adasim.neighbors.search import merge
+
+
+def shard(num_images: int, rank: int, world: int) -> range:
+    """The images whose rows `rank` of `world` holds."""
+    return range(rank * num_images // world, (rank + 1) * num_images // world)
+
+
+class ShardedMemory(NeighborMemory):
+    """A NeighborMemory of which this process holds a share. It works alone, too, and is then the whole.
+
+    Every verb is a conversation: all ranks call it, in the same order. `observe`, `distribution` and the draws
+    take this rank's own ids (any number of them) and answer for those; where an image stands in the batches of
+    two ranks, the higher rank's counts, as the later place does in one process. `state_dict`, `epoch_lists` and
+    `rows` are this rank's share; `load_parts` takes the shares of any other number of ranks.
+
+    Args:
+        num_images, dim, window, k: as for NeighborMemory.
+        group: the processes to share with; by default all of them, or none if torch.distributed is not in use.
+        options: support, timing, dtype, device, as for NeighborMemory.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        dim: int,
+        window: int,
+        k: int,
+        *,
+        group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        self.exchange = Exchange(group)
+        rows = shard(num_images, self.exchange.rank, self.exchange.world)
+        super().__init__(num_images, dim, window, k, rows=rows, **options)
+
+    def observe(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Look up this rank's part of a batch in the whole cache, then write the batch into it."""
+        return self.observe_async(ids, features)()
+
+    @torch.no_grad()
+    def observe_async(self, ids: Tensor, features: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Begin to observe: queries set out now, and the call that is returned does the rest.
+
+        What runs in between (the backward pass) hides the largest of the transfers. Neither cache nor lists
+        change before the second call, which may be left out: then nothing was observed.
+        """
+        queries = self._prepare(ids, features)
+        if self.exchange.world == 1:
+            return lambda: self._finish(ids, queries)
+        words = torch.cat([ids.to(queries.device, torch.int32)[:, None], queries.view(torch.int32)], 1)
+        counts = self.exchange.counts(len(ids))
+        arrive = self.exchange.gather_async(_padded(words, max(counts), -1))  # -1 is NaN as fp32
+
+        def finish() -> tuple[Tensor, Tensor]:
+            everyone = arrive().to(self.cache.device)
+            similarities, neighbours = self._finish(
+                everyone[:, 0].long(), everyone[:, 1:].view(torch.float32)
+            )
+            own = slice(self.exchange.rank * max(counts), self.exchange.rank * max(counts) + len(ids))
+            return similarities[own], neighbours[own]
+
+        return finish
+
+    @torch.no_grad()
+    def _finish(self, ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Search all rows for all queries and write; the lists of all queries."""
+        similarities, neighbours = self._lookup(queries)  # of the rows held here
+        if self.exchange.world > 1:
+            lists = torch.stack([similarities.view(torch.int32), neighbours.int()], 1)  # (B, 2, K)
+            mine = self.exchange.swap(lists.unflatten(0, (self.exchange.world, -1)))  # (R, B/R, 2, K)
+            mine = mine.permute(1, 2, 0, 3).flatten(2)  # (B/R, 2, R K)
+            best = merge(mine[:, 0].view(torch.float32), mine[:, 1], self.k)
+            lists = self.exchange.gather(torch.stack([best[0].view(torch.int32), best[1]], 1))
+            lists = lists.to(self.cache.device)
+            similarities, neighbours = lists[:, 0].view(torch.float32), lists[:, 1].long()
+        self._write(ids, queries, similarities, neighbours)
+        return similarities, neighbours
+
+    def distribution(self, ids: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        """p_win of each image, from its owner; S is the widest of all ranks' batches."""
+        if self.exchange.world == 1 or tau == 0:
+            return super().distribution(ids, tau)
+        everyone, own = self._everyones(ids)
+        held = self._held_here(everyone)
+        neighbours, p = torch.empty(0, 0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.float64)
+        if held.any():
+            neighbours, p = super().distribution(everyone[held], tau)
+        width = max(self.exchange.counts(neighbours.shape[1]))
+        # Each row has one owner: among the others' -1 and 0 the maximum is the owner's number, unchanged.
+        all_neighbours = torch.full((len(everyone), width), -1, dtype=torch.int32)
+        all_p = torch.zeros(len(everyone), width, dtype=torch.float64)
+        all_neighbours[held, : neighbours.shape[1]] = neighbours.int()
+        all_p[held, : p.shape[1]] = p
+        return self.exchange.maximum(all_neighbours)[own].long(), self.exchange.maximum(all_p)[own]
+
+    def draw_partners(self, epoch: int, tau: float, seed: int, ids: Tensor | None = None) -> Tensor:
+        """One partner id per image (of all N, or of `ids`), drawn by the images' owners."""
+        draw = super().draw_partners
+        return self._ask_owners(ids, lambda some: draw(epoch, tau, seed, some))
+
+    def nearest_other(self, ids: Tensor | None = None) -> Tensor:
+        """The best match other than the image itself in the newest list, from the images' owners."""
+        return self._ask_owners(ids, super().nearest_other)
+
+    def _ask_owners(self, ids: Tensor | None, answer: Callable[[Tensor | None], Tensor]) -> Tensor:
+        """One id per image, from `answer` on the rank that holds it; without `ids`, for all N images."""
+        world = self.exchange.world
+        if world == 1:
+            return answer(ids)
+        if ids is None:
+            shares = [shard(self.num_images, rank, world) for rank in range(world)]
+            longest = max(len(share) for share in shares)
+            answers = self.exchange.gather(_padded(answer(None).int(), longest, -1)).view(world, longest)
+            return torch.cat([a[: len(share)] for a, share in zip(answers, shares, strict=True)]).cpu().long()
+        everyone, own = self._everyones(ids)
+        held = self._held_here(everyone)
+        answers = torch.full((len(everyone),), -1, dtype=torch.int32)
+        answers[held] = answer(everyone[held]).int()
+        return self.exchange.maximum(answers)[own].long()
+
+    def _everyones(self, ids: Tensor) -> tuple[Tensor, slice]:
+        """All ranks' ids, padded with -1, and where this rank's stand."""
+        counts = self.exchange.counts(len(ids))
+        start = self.exchange.rank * max(counts)
+        everyone = self.exchange.gather(_padded(ids.cpu().int(), max(counts), -1)).cpu().long()
+        return everyone, slice(start, start + len(ids))
+
+    def _held_here(self, ids: Tensor) -> Tensor:
+        return (ids >= self.rows.start) & (ids < self.rows.stop)
+
+
+class Exchange:
+    """The few collectives that the memory needs; `received` counts the bytes that reached this rank.
+
+    Equal shapes on all ranks. Tensors travel on the CPU with gloo, on the accelerator otherwise.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        alone = not (dist.is_available() and dist.is_initialized())
+        self.group = group
+        self.rank = 0 if alone else dist.get_rank(group)
+        self.world = 1 if alone else dist.get_world_size(group)
+        self.received = 0
+        gloo = alone or dist.get_backend(group) == "gloo"
+        self._device = torch.device("cpu") if gloo else torch.accelerator.current_accelerator()
+
+    def counts(self, mine: int) -> list[int]:
+        """One number per rank."""
+        return self.gather(torch.tensor([mine])).tolist()
+
+    def gather(self, part: Tensor) -> Tensor:
+        """(n, ...) from each rank -> (R n, ...), in the order of ranks."""
+        return self.gather_async(part)()
+
+    def gather_async(self, part: Tensor) -> Callable[[], Tensor]:
+        """The same, begun now; the call that is returned waits for it."""
+        part = part.to(self._device).contiguous()
+        everyone = part.new_empty((self.world * len(part), *part.shape[1:]))
+        work = dist.all_gather_into_tensor(everyone, part, group=self.group, async_op=True)
+        assert work is not None
+        self.received += everyone.nbytes - part.nbytes
+
+        def wait() -> Tensor:
+            work.wait()
+            return everyone
+
+        return wait
+
+    def swap(self, parts: Tensor) -> Tensor:
+        """(R, ...), parts[r] for rank r -> (R, ...), what each rank had for this one."""
+        parts = parts.to(self._device).contiguous()
+        arrived = torch.empty_like(parts)
+        dist.all_to_all_single(arrived, parts, group=self.group)
+        self.received += parts.nbytes - parts[0].nbytes
+        return arrived
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """The elementwise maximum over ranks, on the CPU."""
+        x = x.to(self._device)
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        self.received += 2 * (x.nbytes - x.nbytes // self.world)  # as a ring does it
+        return x.cpu()
+
+
+def _padded(x: Tensor, length: int, value: int) -> Tensor:
+    """x (n, ...) with rows of `value` behind it."""
+    return torch.cat([x, x.new_full((length - len(x), *x.shape[1:]), value)])
