@@ -1,0 +1,221 @@
+"""The one place that knows about ranks: who this process is, how it reaches the others, what they agree on.
+
+    with Distributed.start("auto") as ranks:         # alone, under torchrun, or under srun
+        ranks.check_batch(config.batch_size)
+        run = ranks.wrap(ranks.synchronize(method, config.batch_size))
+        step = run(lambda: method(views, epoch))     # gradients of step.loss are averaged over ranks
+
+Everything works alone, without torch.distributed, and then costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from adasim.errors import UserError
+from adasim.train.synced import synchronize
+
+T = TypeVar("T")
+_TIMEOUT = timedelta(minutes=10)  # longer than a rank may take to save, shorter than a night lost to a hang
+
+
+class Runner(Protocol):
+    """Calls a forward pass and returns its result."""
+
+    def __call__(self, forward: Callable[[], T]) -> T: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher put this process. `address` is where rank 0 waits; None: the launcher has told torch."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    address: str | None = None
+
+    @classmethod
+    def find(cls, env: Mapping[str, str]) -> Place:
+        """From torchrun's variables or, in a step started by srun, from Slurm's."""
+        if "RANK" in env and "WORLD_SIZE" in env:
+            return cls(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0")))
+        # A batch script has SLURM_NTASKS too, but is one process: only srun sets the step's id.
+        if "SLURM_STEP_ID" not in env or "SLURM_PROCID" not in env:
+            return cls()
+        world = int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "1"))
+        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "localhost")
+        host = env.get("MASTER_ADDR") or first_host(nodes)
+        port = env.get("MASTER_PORT") or str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000)
+        local_rank = int(env.get("SLURM_LOCALID", "0"))
+        return cls(int(env["SLURM_PROCID"]), world, local_rank, f"tcp://{host}:{port}" if world > 1 else None)
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """This process among the others of the run. Use it as a context: leaving it says goodbye to them."""
+
+    rank: int
+    world: int
+    device: torch.device
+    started: bool = False
+    """Whether `start` made the process group, so that `close` may end it."""
+
+    @classmethod
+    def start(cls, device: str = "auto", timeout: timedelta = _TIMEOUT) -> Distributed:
+        """Meet the other processes, if there are any: gloo between CPUs, NCCL between GPUs."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size(), pick_device(device))
+        place = Place.find(os.environ)
+        if place.world == 1:
+            return cls(0, 1, pick_device(device))
+        where = pick_device(device, place.local_rank)
+        if where.type != "cpu":
+            torch.accelerator.set_device_index(where.index)
+        dist.init_process_group(
+            dist.get_default_backend_for_device(where),
+            init_method=place.address,
+            rank=place.rank if place.address else -1,
+            world_size=place.world if place.address else -1,
+            timeout=timeout,
+        )
+        return cls(place.rank, place.world, where, started=True)
+
+    def close(self) -> None:
+        if self.started and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Distributed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    # ---- the network ----
+
+    def check_batch(self, batch_size: int) -> None:
+        """Refuse a batch that the processes cannot share evenly, naming sizes that they can."""
+        if batch_size % self.world == 0:
+            return
+        below = batch_size - batch_size % self.world
+        sizes = f"{below} or {below + self.world}" if below else str(self.world)
+        raise UserError(
+            f"batch_size={batch_size} cannot be divided by {self.world} processes. Use --batch-size {sizes}, "
+            f"or start another number of processes."
+        )
+
+    def synchronize(self, network: nn.Module, batch_size: int) -> nn.Module:
+        """The network with batch norm and stochastic depth as one process would have them; same parameters."""
+        return network if self.world == 1 else synchronize(network, batch_size // self.world, self.device)
+
+    def wrap(self, network: nn.Module) -> Runner:
+        """`run(forward)` calls `forward()`; the backward pass of what it computes averages over ranks.
+
+        The averages of gradients travel while the backward pass is still under way (DDP).
+        """
+        if self.world == 1:
+            return lambda forward: forward()
+        return DistributedDataParallel(_Shell(network), broadcast_buffers=False)
+
+    # ---- agreement ----
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self.all_any(False)
+
+    def all_any(self, flag: bool) -> bool:
+        """Whether it is so on any rank; the same answer on all."""
+        return self.all_mean(float(flag))[0] > 0
+
+    def all_mean(self, *values: float) -> list[float]:
+        """The mean of each value over ranks, the same on all; not finite if one rank's is not."""
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return (tensor / self.world).tolist()
+
+    def gather(self, thing: T) -> list[T]:
+        """Small Python objects, one from each rank, on all of them."""
+        if self.world == 1:
+            return [thing]
+        things: list[Any] = [None] * self.world
+        dist.all_gather_object(things, thing)
+        return things
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """If the block raises a UserError on one rank, it is raised on all. No collectives inside."""
+        error = None
+        try:
+            yield
+        except UserError as mine:
+            error = mine
+        for one in self.gather(error):
+            if one is not None:
+                raise one
+
+
+class _Shell(nn.Module):
+    """DDP prepares for the backward pass in `forward`; ours has several entrances, so it is handed in."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, forward: Callable[[], T]) -> T:
+        return forward()
+
+
+def pick_device(name: str, local_rank: int | None = None) -> torch.device:
+    """The device of that name, or for `auto` the best there is; on a node of several, this rank's own."""
+    best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = (best or torch.device("cpu")) if name == "auto" else _device(name)
+    if local_rank is None or device.type == "cpu":
+        return device
+    count = torch.accelerator.device_count()
+    if device.index is not None or local_rank >= count:
+        raise UserError(
+            f"Process {local_rank} of this node needs a device of its own and there are {count}; device={name}. "
+            f"Start one process per device, with --device auto."
+        )
+    return torch.device(device.type, local_rank)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"device={name} cannot be used here ({str(error).splitlines()[0]}). Try --device auto."
+        ) from None
+    return device
+
+
+def first_host(nodes: str) -> str:
+    """The first name of Slurm's list of nodes.
+
+    >>> first_host("gpu[003-007,12],login1"), first_host("a1,a2"), first_host("rack[2-3]n[08,11]")
+    ('gpu003', 'a1', 'rack2n08')
+    """
+    first = re.split(r",(?![^\[]*\])", nodes)[0]
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
