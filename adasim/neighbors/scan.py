@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from adasim.neighbors.quantized import QuantizedRows
 
@@ -34,6 +35,7 @@ class Scorer(Protocol):
     unit: Tensor  # (B, 1) fp64
     allowance: int  # candidates per query beyond which the scan gives up, plus one in `sparsity` rows
     sparsity: int
+    one_pass: int  # the largest K for which one pass over the rows is quicker than two
 
     def scores(self, start: int, stop: int) -> Tensor:
         """(B, stop - start), fp32 or int32."""
@@ -51,7 +53,7 @@ class Scorer(Protocol):
 class FloatScorer:
     """fp32 products. A sum of D products in any order is off by at most D u |q| |z| (Higham, 2002)."""
 
-    allowance, sparsity = 1024, 512  # near ties are rare in fp32
+    allowance, sparsity, one_pass = 1024, 512, 1 << 31
 
     def __init__(self, q: Tensor, rows: Tensor, row_norm: float | None) -> None:
         self.q, self.rows = q, rows
@@ -77,7 +79,7 @@ class FloatScorer:
 class Int8Scorer:
     """Products of int8 codes, exact in int32; the margin is the codes' own error (`QuantizedRows`)."""
 
-    allowance, sparsity = 1024, 1024  # beyond this, rescoring costs more than int8 saves
+    allowance, sparsity, one_pass = 1024, 1024, 32
 
     def __init__(self, q: Tensor, quantized: QuantizedRows) -> None:
         self.quantized = quantized
@@ -92,7 +94,7 @@ class Int8Scorer:
         return scores  # integers are finite
 
     def group_margins(self, start: int, stop: int) -> Tensor:
-        error = group_max(self.quantized.error[None, start:stop])
+        error = group_max(self.quantized.error[None, start:stop])  # (1, groups)
         reach = group_max(self.quantized.reach[None, start:stop])
         return self.norms * error + self.left_out * reach + self.rounding
 
@@ -105,47 +107,39 @@ def scan(scorer: Scorer, n: int, k: int, tile: int) -> Candidates:
     """Every pair that may be among the K best.
 
     `floor` is a lower bound on each query's K-th best score: K different rows are known to reach it. A pair
-    survives if its upper bound is not below the floor. The first tile looks at every element; later ones look
-    at the maxima of groups, and at elements only in the groups that may hold a candidate.
+    survives if its upper bound is not below the floor. A tile is first looked at by the maxima of groups, and
+    by its elements only in the groups that may hold a candidate.
     """
     unit = scorer.unit
-    B, device = len(unit), unit.device
-    best = torch.full(
-        (B, k), -torch.inf, dtype=torch.float64, device=device
-    )  # lower bounds of K different rows
+    # The rows that give the first floor. A large K is worth a pass of its own: a floor that rises late lets too
+    # many pairs through on the way.
+    first = min(n, tile) if k <= scorer.one_pass else n
+    best = _lower_bounds(scorer, first, k, tile)  # (B, K), of K different rows
     floor = best[:, -1:]
     found: list[tuple[Tensor, Tensor, Tensor]] = []  # queries, ids, upper bounds
     fresh: list[Tensor] = []  # lower bounds not yet in `best`
     count = 0
-    for number, start in enumerate(range(0, n, tile)):
+    for start in range(0, n, tile):
         stop = min(start + tile, n)
-        scores = scorer.scores(start, stop)  # (B, T)
-        peaks = group_max(scores) * unit  # (B, groups) fp64
-        if not torch.isfinite(peaks).all():
-            scores = scorer.without_bad_rows(scores, start, stop)
-            peaks = group_max(scores) * unit
-        if number == 0:
-            top, at = scores.topk(min(k, stop), dim=1)
-            rows = torch.arange(B, device=device)[:, None]
-            best = _merge_best(best, [top * unit - scorer.margins(rows, at)])
-            floor = best[:, -1:]
+        scores = _finite_scores(scorer, start, stop)  # (B, T)
+        peaks = group_max(scores)  # (B, groups)
         margins = scorer.group_margins(start, stop)
-        b, group = (peaks + margins >= floor).nonzero(as_tuple=True)
-        if len(b) == 0:
-            continue
-        columns = group[:, None] * GROUP + torch.arange(GROUP, device=device)  # (M, GROUP)
-        inside = columns < stop - start
-        columns.clamp_(max=stop - start - 1)
-        upper = scores[b[:, None], columns] * unit[b] + scorer.margins(b[:, None], columns + start)
-        m, c = ((upper >= floor[b]) & inside).nonzero(as_tuple=True)
-        found.append((b[m], columns[m, c] + start, upper[m, c]))
-        count += len(m)
-        if number:
-            fresh.append(peaks - margins)
-        if len(fresh) >= min(number, 8):
+        needed = _at_least((floor - margins) / unit, scores.dtype)  # what a score must reach
+        b, group = (peaks >= needed).nonzero(as_tuple=True)
+        if len(b):
+            members = grouped(scores)[b, group]  # (M, GROUP)
+            m, c = (members >= needed.expand_as(peaks)[b, group][:, None]).nonzero(as_tuple=True)
+            queries, ids = b[m], group[m] * GROUP + c + start
+            upper = members[m, c] * unit[queries, 0] + scorer.margins(queries, ids)
+            alive = upper >= floor[queries, 0]
+            found.append((queries[alive], ids[alive], upper[alive]))
+            count += len(found[-1][0])
+            if start >= first:  # a row must not count twice
+                fresh.append(peaks * unit - margins)
+        if len(fresh) >= min(start // tile, 8):
             best, fresh = _merge_best(best, fresh), []
             floor = best[:, -1:]
-        limit = B * (16 * k + scorer.allowance + stop // scorer.sparsity)
+        limit = len(unit) * (16 * k + scorer.allowance + stop // scorer.sparsity)
         if count > 2 * limit:
             found = _prune(found, floor)
             count = len(found[0][0])
@@ -157,12 +151,61 @@ def scan(scorer: Scorer, n: int, k: int, tile: int) -> Candidates:
     return Candidates(queries, ids)
 
 
-def group_max(x: Tensor) -> Tensor:
+def _lower_bounds(scorer: Scorer, n: int, k: int, tile: int) -> Tensor:
+    """The K largest lower bounds among different ones of the first `n` rows: (B, K) fp64, padded with -inf.
+
+    Of many rows only the best of each group counts, which is quicker and little worse.
+    """
+    best = torch.full((len(scorer.unit), k), -torch.inf, dtype=torch.float64, device=scorer.unit.device)
+    fresh: list[Tensor] = []
+    for start in range(0, n, tile):
+        stop = min(start + tile, n)
+        scores = _finite_scores(scorer, start, stop)
+        if n >= 8 * k * GROUP:
+            fresh.append(group_max(scores) * scorer.unit - scorer.group_margins(start, stop))
+        else:
+            top, at = scores.topk(min(k, stop - start), dim=1)
+            rows = torch.arange(len(scores), device=scores.device)[:, None]
+            fresh.append(top * scorer.unit - scorer.margins(rows, at + start))
+        if len(fresh) == 8:
+            best, fresh = _merge_best(best, fresh), []
+    return _merge_best(best, fresh) if fresh else best
+
+
+def _finite_scores(scorer: Scorer, start: int, stop: int) -> Tensor:
+    """A tile's scores, with -inf for rows that are not finite."""
+    scores = scorer.scores(start, stop)
+    if scores.dtype.is_floating_point and not torch.isfinite(group_max(scores)).all():
+        scores = scorer.without_bad_rows(scores, start, stop)
+    return scores
+
+
+def group_max(scores: Tensor) -> Tensor:
     """Maxima of GROUP neighbouring columns: (B, T) -> (B, ceil(T / GROUP))."""
-    tail = x.shape[1] % GROUP
-    whole = x[:, : x.shape[1] - tail]
-    peaks = whole.unflatten(1, (-1, GROUP)).amax(2)
-    return torch.cat([peaks, x[:, -tail:].amax(1, keepdim=True)], 1) if tail else peaks
+    return grouped(scores).amax(2)
+
+
+def grouped(scores: Tensor) -> Tensor:
+    """(B, T) -> (B, groups, GROUP); the last group is filled up with what no threshold lets pass."""
+    missing = -scores.shape[1] % GROUP
+    if missing:
+        scores = F.pad(scores, (0, missing), value=_lowest(scores.dtype))
+    return scores.unflatten(1, (-1, GROUP))
+
+
+def _at_least(threshold: Tensor, dtype: torch.dtype) -> Tensor:
+    """A threshold in the scores' own type that lets pass at least what the exact one would.
+
+    Integers round down, but never to the value of a filled-up place. fp32 may round up by half a unit in the
+    last place, which the 1% of slack in `FloatScorer.margin` covers.
+    """
+    if dtype.is_floating_point:
+        return threshold.to(dtype).clamp_(min=torch.finfo(dtype).min)
+    return threshold.floor_().clamp_(_lowest(dtype) + 1, torch.iinfo(dtype).max).to(dtype)
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def largest_norm(rows: Tensor, chunk: int = 1 << 14) -> float:
