@@ -18,7 +18,7 @@ Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 class Common:
     """What every evaluation asks."""
 
-    model: tyro.conf.Positional[str]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A run folder, a backbone.safetensors, or a timm model name."""
     random_weights: Flag = False
     """Measure an untrained model of that name."""
@@ -115,6 +115,6 @@ class SegmentationArguments(Sources, Common):
 class TableArguments:
     """Compare the newest results of several runs; differences to the first run stand in brackets."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run folders (or files of results), the baseline first."""
     format: Literal["terminal", "markdown", "latex"] = "terminal"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from adasim import seeding
 from adasim.data import ImageSet
 from adasim.eval.features import extract
 from adasim.eval.knn import knn_accuracy
-from adasim.eval.sets import Subset, hold_out, require_labels
+from adasim.eval.sets import Subset, require_labels
 from adasim.eval.transforms import EvalTransform
 from adasim.models import Backbone
 
@@ -27,10 +29,11 @@ def online_knn(
     """Top-1 in percent of a fifth of up to `max_images` training images, classified by the other four fifths.
 
     The images are the same at every call, so the values of a run compare. Nothing of the training state moves:
-    no random number is drawn, and the encoder's modes and running statistics are left as they were.
+    no random number is drawn, and the encoder's modes and running statistics are left as they were. Images of
+    a class that the four fifths lack are not asked about; where none is left, the answer is NaN.
     """
     labels = require_labels(images)
-    chosen = seeding.permutation(seed, "online k-NN", 0, len(images))[:max_images].sort().values
+    chosen = seeding.permutation(seed, "online k-NN", 0, len(images))[:max_images]
     unreadable: dict[int, str] = {}
     features = extract(
         backbone,
@@ -41,9 +44,14 @@ def online_knn(
         progress=False,
         unreadable=unreadable,
     )
-    readable = torch.ones(len(chosen), dtype=torch.bool)
-    readable[list(unreadable)] = False
-    features, labels = features[readable], labels[chosen][readable]
-    bank, asked = hold_out(labels, len(labels), seed)
-    result = knn_accuracy(features[bank], labels[bank], features[asked], labels[asked], k=min(k, len(bank)))
+    usable = features.isfinite().all(dim=1)  # neither unreadable nor diverged
+    features, labels = features[usable], labels[chosen][usable]
+    asked = len(labels) // 5
+    bank, bank_labels = features[asked:], labels[asked:]
+    known = torch.isin(labels[:asked], bank_labels)
+    if not known.any():
+        return math.nan
+    result = knn_accuracy(
+        bank, bank_labels, features[:asked][known], labels[:asked][known], k=min(k, len(bank))
+    )
     return result.top1

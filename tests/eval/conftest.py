@@ -1,0 +1,41 @@
+"""Run folders with an untrained encoder, made in no time: evaluations ask for weights, not for good ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adasim import seeding
+from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
+from adasim.models import BACKBONE_FILE, build_backbone, save_backbone
+from adasim.train.run import RunFolder
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """`make_run("name", model="vit_mini", size=16, source="embedded:320", method="dino")`: a run folder."""
+
+    def make(
+        name: str = "run",
+        *,
+        model: str = "resnet_tiny",
+        size: int = 16,
+        source: str = "embedded:320",
+        method: str = "simsiam",
+        seed: int = 0,
+    ) -> Path:
+        config = Config(
+            method=method,
+            data=DataConfig(source=source),
+            views=ViewsConfig(size=size, mean=(0.5,), std=(0.25,)),
+            model=ModelConfig(name=model, patch_size=4, drop_path=0.0),
+        )
+        RunFolder.create(tmp_path / name, config, {"fingerprint": "", "listing": []}).close()
+        with seeding.seeded(seed):
+            backbone = build_backbone(config.model, size, student=False)
+        save_backbone(tmp_path / name / BACKBONE_FILE, backbone)
+        return tmp_path / name
+
+    return make

@@ -1,0 +1,332 @@
+"""Extraction gives each image's own features, whatever the path; the cache gives them back or not at all."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from adasim.config import ModelConfig
+from adasim.data import ArrayImages, FolderImages, embedded
+from adasim.errors import UserError
+from adasim.eval.features import FeatureCache, default_folder, describe, extract
+from adasim.eval.online import online_knn
+from adasim.eval.transforms import EvalTransform
+from adasim.models import Backbone, build_backbone
+from adasim.recipes import get_recipe
+
+SMALL = EvalTransform.of_size(16, (0.5,), (0.25,))
+
+
+def photograph(height: int, width: int) -> np.ndarray:
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(1, 3, 9, 9, generator=generator)
+    fine = nn.functional.interpolate(coarse, size=(height, width), mode="bicubic").clamp(0, 1)[0]
+    return (fine * 255).byte().permute(1, 2, 0).numpy()
+
+
+def levels(view: Tensor, transform: EvalTransform) -> Tensor:
+    """A normalised view as 8-bit levels again, (3, S, S)."""
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (transform.mean, transform.std))
+    return (view * std + mean) * 255
+
+
+@pytest.fixture(scope="module")
+def resnet() -> Backbone:
+    torch.manual_seed(0)
+    backbone = build_backbone(ModelConfig(name="resnet_tiny"), 16, student=False)
+    backbone(torch.randn(8, 3, 16, 16))  # running statistics that are not those of the initialisation
+    return backbone
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """120 images of several sizes in three class folders."""
+    for i in range(120):
+        path = tmp_path / "photos" / "abc"[i % 3] / f"{i:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photograph(16 + i % 5, 20)[:, :, :] // (1 + i % 4)).save(path)
+    return tmp_path / "photos"
+
+
+# Transforms
+
+
+def test_the_published_view_is_pil_resize_256_and_centre_crop_224() -> None:
+    pixels = photograph(300, 410)
+    transform = EvalTransform.for_run(get_recipe("dino-vit-s16"))
+    image = Image.fromarray(pixels).resize((round(410 * 256 / 300), 256), Image.Resampling.BICUBIC)
+    left, top = round((image.width - 224) / 2), 16
+    wanted = torch.from_numpy(np.array(image.crop((left, top, left + 224, top + 224)))).permute(2, 0, 1)
+    view = transform(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+    assert view.shape == (3, 224, 224)
+    assert (levels(view, transform) - wanted).abs().max() <= 2  # PIL rounds between its two passes
+
+
+def test_the_few_shot_view_squashes_to_257_whatever_the_aspect() -> None:
+    pixels = photograph(200, 330)
+    transform = EvalTransform.of_size(224).for_fewshot()
+    image = Image.fromarray(pixels).resize((257, 257), Image.Resampling.BICUBIC).crop((16, 16, 240, 240))
+    wanted = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    view = transform(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+    assert (levels(view, transform) - wanted).abs().max() <= 2
+
+
+def test_small_images_of_the_views_size_keep_their_pixels() -> None:
+    pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    assert torch.allclose(SMALL(pixels), (pixels / 255 - 0.5) / 0.25, atol=1e-6)
+
+
+def test_greyscale_becomes_three_equal_channels() -> None:
+    view = SMALL(torch.randint(0, 256, (2, 1, 20, 16), dtype=torch.uint8))
+    assert view.shape == (2, 3, 16, 16)
+    assert torch.equal(view[:, 0], view[:, 2])
+
+
+def test_a_timm_model_is_shown_what_its_own_configuration_asks_for() -> None:
+    net = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    transform = EvalTransform.for_timm(net)
+    assert (transform.size, transform.resize, transform.interpolation) == (224, int(224 / 0.9), "bicubic")
+    assert transform.mean == tuple(net.pretrained_cfg["mean"])
+
+
+# Extraction
+
+
+def test_features_in_memory_are_those_of_each_image_alone(resnet: Backbone) -> None:
+    images = embedded(70, 16)
+    features = extract(resnet, images, SMALL, batch_size=32)
+    resnet.eval()
+    with torch.no_grad():
+        for i in (0, 31, 32, 69):
+            assert torch.allclose(features[i], resnet(SMALL(images.load(i)[None]))[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_features_of_files_are_those_of_each_image_alone(
+    resnet: Backbone, folder: Path, workers: int
+) -> None:
+    images = FolderImages(folder)
+    features = extract(resnet, images, SMALL, batch_size=50, workers=workers)
+    resnet.eval()
+    with torch.no_grad():
+        for i in (0, 49, 50, 119):
+            assert torch.allclose(features[i], resnet(SMALL(images.load(i)[None]))[0], atol=1e-4)
+
+
+def test_modes_and_statistics_are_left_as_they_were_and_no_number_is_drawn(resnet: Backbone) -> None:
+    resnet.train()
+    resnet.net.layer1.eval()  # a mixture, as fine-tuning makes it
+    modes = [module.training for module in resnet.modules()]
+    before = {name: tensor.clone() for name, tensor in resnet.state_dict().items()}
+    generator = torch.get_rng_state()
+    online_knn(resnet, embedded(64, 16), SMALL)
+    assert [module.training for module in resnet.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in resnet.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_features_may_be_learned_from(resnet: Backbone) -> None:
+    features = extract(resnet, embedded(8, 16), SMALL)
+    layer = nn.Linear(features.shape[1], 2)
+    layer(features).sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_dino_s_linear_input_is_the_cls_of_the_last_four_blocks_each_normed() -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone(ModelConfig(name="vit_mini", patch_size=4), 16, student=False).eval()
+    outputs: list[Tensor] = []
+    for block in backbone.net.blocks:
+        block.register_forward_hook(lambda module, args, output: outputs.append(output))
+    views = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        found = describe(backbone, views, "linear-dino")
+        wanted = torch.cat([backbone.net.norm(output)[:, 0] for output in outputs[-4:]], dim=1)
+        assert torch.allclose(found[:, -96:], backbone(views), atol=1e-5)
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_dino_s_linear_input_of_vit_b_is_cls_and_mean_patch() -> None:
+    torch.manual_seed(0)
+    net = timm.create_model("vit_base_patch16_224", depth=1, img_size=32, num_classes=0).eval()
+    backbone = Backbone(net, {"name": "vit_base", "dim": 768})
+    views = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        tokens = net.forward_features(views)  # (B, 1 + 4, 768)
+        wanted = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
+        assert torch.allclose(describe(backbone, views, "linear-dino"), wanted, atol=1e-5)
+
+
+def test_dino_s_linear_input_of_a_resnet_is_its_pooled_feature(resnet: Backbone) -> None:
+    resnet.eval()
+    views = torch.randn(2, 3, 16, 16)
+    assert torch.equal(describe(resnet, views, "linear-dino"), describe(resnet, views, "pooled"))
+
+
+def test_an_unreadable_image_stops_plain_extraction_by_name(resnet: Backbone, folder: Path) -> None:
+    (folder / "b" / "001.png").write_bytes(b"<html>")
+    with pytest.raises(UserError, match=r"b/001\.png"):
+        extract(resnet, FolderImages(folder), SMALL)
+
+
+# The cache
+
+
+def test_an_unreadable_image_is_left_out_with_its_label(
+    resnet: Backbone, folder: Path, tmp_path: Path
+) -> None:
+    whole = FolderImages(folder)
+    everything = extract(resnet, whole, SMALL)
+    broken = 57
+    Path(whole.where(broken)).write_bytes(b"")
+    for _ in range(2):  # extracted, then from the disk
+        found = FeatureCache(tmp_path / "cache").features(resnet, FolderImages(folder), SMALL)
+        kept = [i for i in range(len(whole)) if i != broken]
+        assert found.ids.tolist() == kept
+        assert found.labels is not None
+        assert whole.labels is not None
+        assert torch.equal(found.labels, whole.labels[kept])
+        assert torch.allclose(found.values, everything[kept], atol=1e-5)
+        assert list(found.unreadable) == [broken]
+
+
+def test_more_than_one_unreadable_image_in_a_hundred_is_refused(resnet: Backbone, folder: Path) -> None:
+    for name in ("000", "003"):
+        (folder / "a" / f"{name}.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"2 of the 120 images .*a/000\.png"):
+        FeatureCache(None).features(resnet, FolderImages(folder), SMALL)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by one with every pass over a data set."""
+    import adasim.eval.features as module
+
+    seen: list[str] = []
+
+    def counted(*args: object, **kwargs: object) -> Tensor:
+        seen.append("pass")
+        return extract(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "extract", counted)
+    return seen
+
+
+def test_three_evaluations_cost_one_pass(resnet: Backbone, tmp_path: Path, passes: list[str]) -> None:
+    images = embedded(40, 16)
+    for transform in (SMALL, SMALL.for_fewshot(), SMALL.bilinear()):  # equal for images of this very size
+        values = FeatureCache(tmp_path).features(resnet, images, transform).values
+        assert torch.equal(values, FeatureCache(tmp_path).features(resnet, images, SMALL).values)
+    assert len(passes) == 1
+
+
+def test_other_weights_data_transform_or_kind_cost_another_pass(tmp_path: Path, passes: list[str]) -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone(ModelConfig(name="vit_mini", patch_size=4), 16, student=False)
+    images = embedded(40, 16)
+    other = ArrayImages("embedded-train", images.images.clone(), images.labels)
+    other.images[7, 0, 3, 3] ^= 1
+    FeatureCache(tmp_path).features(backbone, images, SMALL)
+    FeatureCache(tmp_path).features(backbone, other, SMALL)
+    FeatureCache(tmp_path).features(backbone, images, replace(SMALL, mean=(0.4,)))
+    FeatureCache(tmp_path).features(backbone, images, SMALL, what="linear-dino")
+    with torch.no_grad():
+        backbone.net.norm.bias[0] += 1e-3
+    FeatureCache(tmp_path).features(backbone, images, SMALL)
+    assert len(passes) == 5
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 4
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def hostile(path: Path) -> None:
+    path.write_bytes(b"\xff" * 8 + b"{}" + b"\x00" * 64)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, empty, hostile])
+def test_a_damaged_file_is_made_anew(
+    resnet: Backbone, tmp_path: Path, passes: list[str], damage: Callable[[Path], None]
+) -> None:
+    images = embedded(40, 16)
+    first = FeatureCache(tmp_path).features(resnet, images, SMALL).values
+    [file] = tmp_path.iterdir()
+    damage(file)
+    assert torch.equal(FeatureCache(tmp_path).features(resnet, images, SMALL).values, first)
+    assert torch.equal(FeatureCache(tmp_path).features(resnet, images, SMALL).values, first)
+    assert len(passes) == 2
+
+
+def test_a_place_that_cannot_be_written_costs_a_pass_and_nothing_else(
+    resnet: Backbone, tmp_path: Path, passes: list[str]
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    for _ in range(2):
+        FeatureCache(tmp_path / "taken").features(resnet, embedded(8, 16), SMALL)
+    assert len(passes) == 2
+
+
+def test_features_of_no_run_go_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "adasim" / "features"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_folder() == tmp_path / ".cache" / "adasim" / "features"
+
+
+# During pretraining
+
+
+class Labels(nn.Module):
+    """An encoder that sees nothing but the first pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[:, 0, 0, 0], torch.ones(len(x))], dim=1)
+
+
+def test_online_accuracy_is_100_for_features_that_tell_the_class_and_chance_for_labels_at_random() -> None:
+    labels = torch.arange(400) % 4
+    pixels = (labels * 80).byte().view(-1, 1, 1, 1).expand(-1, 1, 16, 16).clone()
+    sighted = Backbone(Labels(), {"dim": 2})
+    assert online_knn(sighted, ArrayImages("told", pixels, labels), SMALL) == 100
+    shuffled = labels[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
+    assert online_knn(sighted, ArrayImages("hidden", pixels, shuffled), SMALL) < 45
+
+
+def test_online_accuracy_looks_at_no_more_images_than_it_may(resnet: Backbone) -> None:
+    images = embedded(300, 16)
+    seen = []
+    resnet.register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    online_knn(resnet, images, SMALL, max_images=100)
+    assert sum(seen) == 100
+
+
+def test_online_accuracy_is_not_a_number_where_no_class_repeats(resnet: Backbone) -> None:
+    images = embedded(8, 16)
+    images.labels = torch.arange(8)
+    assert math.isnan(online_knn(resnet, images, SMALL))
+
+
+def test_online_accuracy_without_labels_is_refused(resnet: Backbone) -> None:
+    with pytest.raises(UserError, match="has no labels"):
+        online_knn(resnet, ArrayImages("plain", embedded(20, 16).images), SMALL)
