@@ -4,6 +4,7 @@
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
     adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits
     adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
+    adasim plan --images 14000000 --ranks 8           what a run of that size needs, before you start it
 
 Bad input gets one sentence and exit code 2.
 """
@@ -112,6 +113,13 @@ def evaluate(arguments: Sequence[str]) -> None:
     run(arguments)
 
 
+def plan(arguments: Sequence[str]) -> None:
+    """`adasim plan`"""
+    from adasim.plan import main as show_plan
+
+    show_plan(arguments)
+
+
 def say_where(out: Path) -> None:
     if (out / "backbone.safetensors").exists():
         Console(highlight=False).print(
@@ -125,6 +133,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "demo": (demo, "two minutes on generated images: pretrain, then k-NN accuracy"),
     "pretrain": (pretrain, "pretrain an encoder on your images, or resume a run"),
     "eval": (evaluate, "measure an encoder: k-NN, linear, few-shot, segmentation; compare runs"),
+    "plan": (plan, "memory, traffic and arithmetic of a run before you start it"),
 }
 
 

@@ -1,0 +1,321 @@
+"""What a run will need before it is started: memory, traffic and arithmetic of the neighbour memory, and advice.
+
+    adasim plan --images 1281167 --dim 384 --ranks 8 --window 50 --k 10 --batch 1024
+
+Sizes are sums over the tensors that `ShardedMemory` allocates and exchanges, byte by byte, not estimates;
+arithmetic is counted by running the method on tensors without storage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
+
+from adasim.config import Config, ModelConfig
+from adasim.errors import UserError
+from adasim.methods import build_method
+from adasim.models import build_backbone
+from adasim.neighbors.memory import _INT8_FROM
+from adasim.train.distributed import Distributed
+
+_ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
+_LIST = 6  # bytes of a list's entry: an int32 id and an fp16 similarity
+_SMALL_SHARE = 0.2  # of a step's arithmetic that exact search may take before it is called expensive
+
+
+@dataclass(kw_only=True)
+class PlanArguments:
+    """Memory, traffic and arithmetic of the neighbour memory for a run of this size, and advice."""
+
+    images: int = 1_281_167
+    """N: images of the data set."""
+    dim: int | None = None
+    """D: width of the cached features; by default the encoder's."""
+    ranks: int = 8
+    """R: processes that share the memory."""
+    window: int = 50
+    """w: epochs of lists that are averaged."""
+    k: int = 10
+    """K: length of a list."""
+    batch: int = 1024
+    """B: images per step over all processes."""
+    backbone: str | None = None
+    """The encoder whose arithmetic the search is compared with; by default one of width D."""
+    size: int = 224
+    """Side of the views in pixels."""
+    cache: Literal["float16", "float32"] = "float16"
+    """Type of the feature cache: float16 on an accelerator, float32 on a CPU, unless a run says otherwise."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of a run, in bytes of one rank (of the largest share) and in floating-point operations."""
+
+    images: int
+    dim: int
+    ranks: int
+    window: int
+    k: int
+    batch: int
+    cache: Literal["float16", "float32"] = "float16"
+    backbone: str | None = None
+    size: int = 224
+
+    def __post_init__(self) -> None:
+        for name in ("images", "dim", "ranks", "window", "k", "batch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.images >= 2**31:
+            raise UserError(f"images={self.images} must be below 2^31: ids are kept as int32.")
+        if self.k > self.images:
+            raise UserError(f"k={self.k} is more than the {self.images} images.")
+        Distributed(0, self.ranks, torch.device("cpu")).check_batch(self.batch)
+
+    # ---- memory of one rank ----
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest share."""
+        return -(-self.images // self.ranks)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.rows * self.dim * (2 if self.cache == "float16" else 4)
+
+    @property
+    def int8_bytes(self) -> int:
+        """Codes, and two fp32 bounds per row; small caches have no copy."""
+        return self.rows * (self.dim + 8) if self.rows * self.dim >= _INT8_FROM else 0
+
+    @property
+    def history_bytes(self) -> int:
+        return self.rows * self.window * self.k * _LIST
+
+    @property
+    def current_bytes(self) -> int:
+        return self.rows * self.k * _LIST
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What an observation receives: all queries, this rank's candidates, all merged lists."""
+        if self.ranks == 1:
+            return 0
+        return 4 * self.batch * (self.dim + 1) + 8 * self.k * (self.batch + self.batch)
+
+    @property
+    def replicated_bytes(self) -> int:
+        """What every rank holds of all images: the epoch's order and partners, int64 each."""
+        return 16 * self.images
+
+    # ---- files ----
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """The memory's part of one checkpoint, of one rank: cache, lists of the epoch in progress, counters."""
+        return self.cache_bytes + self.current_bytes + 9
+
+    @property
+    def epoch_file_bytes(self) -> int:
+        """Lists of a finished epoch, of one rank: written once, kept for w epochs."""
+        return self.rows * self.k * _LIST
+
+    # ---- traffic of one rank ----
+
+    @property
+    def step_wire_bytes(self) -> int:
+        """Received in one `observe`: batch sizes, queries, candidate lists, merged lists."""
+        others, part = self.ranks - 1, self.batch // self.ranks
+        return others * (8 + part * (4 * (self.dim + 1) + 8 * self.k + 8 * self.k))
+
+    @property
+    def epoch_wire_bytes(self) -> int:
+        """Received when all partners are drawn."""
+        return 4 * (self.ranks - 1) * self.rows
+
+    @property
+    def gradient_wire_bytes(self) -> int | None:
+        """Received in one step for the average of fp32 gradients, in a ring."""
+        if self.training is None:
+            return None
+        return 2 * (self.ranks - 1) * 4 * self.training.learned // self.ranks
+
+    # ---- arithmetic of one rank ----
+
+    @property
+    def search_flops(self) -> int:
+        """One observation: all queries against the rank's rows."""
+        return 2 * self.batch * self.rows * self.dim
+
+    @cached_property
+    def training(self) -> Training | None:
+        return None if self.backbone is None else Training.count(self.backbone, self.size)
+
+    @property
+    def training_flops(self) -> int | None:
+        """One step without the memory."""
+        return None if self.training is None else self.training.flops * self.batch // self.ranks
+
+    @property
+    def search_share(self) -> float | None:
+        """The search's part of a step's arithmetic; that of the rows' share is the same for any R."""
+        return (
+            None
+            if self.training_flops is None
+            else self.search_flops / (self.search_flops + self.training_flops)
+        )
+
+    def advice(self) -> list[str]:
+        """Sentences a person can act on."""
+        words = []
+        share = self.search_share
+        if share is not None and share <= _SMALL_SHARE:
+            words.append(f"Exact search is affordable: {share:.1%} of a step's arithmetic.")
+        elif share is not None:
+            most = self.images * _SMALL_SHARE / (1 - _SMALL_SHARE) * (1 - share) / share
+            words.append(
+                f"Exact search would be {share:.0%} of a step's arithmetic (it is linear in the images; "
+                f"{_SMALL_SHARE:.0%} is reached at {_count(most)}). adasim has no approximate search: pretrain on "
+                f"a subset, or expect the longer step."
+            )
+        if self.cache == "float32" and self.cache_bytes > 1e9:
+            words.append(
+                f"--neighbors.cache float16 halves the cache to {_bytes(self.cache_bytes // 2)} per rank."
+            )
+        if self.history_bytes > 2e9:
+            shorter = self.rows * 10 * 3 * _LIST
+            words.append(
+                f"The history is {_bytes(self.history_bytes)} of main memory per rank; window 10 and k 3, the "
+                f"paper's best, need {_bytes(shorter)}. More ranks divide it."
+            )
+        if self.cache_bytes + self.int8_bytes > 16e9:
+            needed = math.ceil((self.cache_bytes + self.int8_bytes) * self.ranks / 16e9)
+            words.append(f"Cache and int8 copy fit into 16 GB per rank from {needed} ranks on.")
+        if self.replicated_bytes > 1e9:
+            words.append(
+                f"Every process also holds the order and the partners of all images, "
+                f"{_bytes(self.replicated_bytes)}; more ranks do not divide that."
+            )
+        return words
+
+
+@dataclass(frozen=True)
+class Training:
+    """One DINO step without the memory: operations per image, learned parameters, bytes of a checkpoint."""
+
+    flops: int
+    learned: int
+    checkpoint_bytes: int
+
+    @classmethod
+    def count(cls, backbone: str, size: int) -> Training:
+        """Two views through teacher and student, and back through the student, without storage."""
+        with torch.device("meta"):
+            method = build_method(Config(model=ModelConfig(name=backbone)), size)
+            views = [torch.empty(2, 3, size, size) for _ in range(2)]  # batch norm needs two images
+            with FlopCounterMode(display=False) as counter:
+                method(views, 0).loss.backward()
+        learned = sum(p.numel() for p in method.parameters() if p.requires_grad)
+        state = sum(tensor.nbytes for tensor in method.state_dict().values())
+        return cls(counter.get_total_flops() // 2, learned, state + 2 * 4 * learned)  # AdamW has two moments
+
+
+def make_plan(arguments: PlanArguments) -> Plan:
+    """The plan of a command line: width from the encoder, or an encoder from the width."""
+    a = arguments
+    backbone = a.backbone or ("vit_small" if a.dim is None else _ENCODERS.get(a.dim))
+    dim = a.dim
+    if backbone is not None:
+        with torch.device("meta"):
+            width = build_backbone(ModelConfig(name=backbone), a.size, student=False).dim
+        if dim not in (None, width):
+            raise UserError(f"dim={dim} is not the width of {backbone}, {width}. Leave out one of the two.")
+        dim = width
+    assert dim is not None
+    return Plan(a.images, dim, a.ranks, a.window, a.k, a.batch, a.cache, backbone, a.size)
+
+
+def show(plan: Plan, console: Console) -> None:
+    """The plan as a table."""
+    table = Table(box=None, padding=(0, 2), show_header=False)
+
+    def row(what: str, value: str, why: str) -> None:
+        table.add_row(what, value, f"[dim]{why}[/dim]")
+
+    rows = f"{plan.rows:,} rows"
+    table.add_row("[bold]Memory of one rank[/bold]")
+    row("feature cache", _bytes(plan.cache_bytes), f"device: {rows} x {plan.dim}, {plan.cache}")
+    row("int8 copy", _bytes(plan.int8_bytes), "device: speeds the exact search up")
+    row(
+        "history",
+        _bytes(plan.history_bytes),
+        f"main memory: {rows} x {plan.window} epochs x {plan.k} x 6 bytes",
+    )
+    row("epoch in progress", _bytes(plan.current_bytes), "main memory")
+    row("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step")
+    row("order and partners", _bytes(plan.replicated_bytes), "main memory: of all images, on every rank")
+    table.add_row("[bold]Files[/bold]")
+    row("checkpoint", _bytes(plan.checkpoint_bytes), "of one rank: cache and epoch in progress")
+    row(
+        "lists of an epoch",
+        _bytes(plan.epoch_file_bytes),
+        f"of one rank: written once, {plan.window} are kept",
+    )
+    if plan.training is not None:
+        row(
+            "weights",
+            _bytes(plan.training.checkpoint_bytes),
+            f"DINO, {plan.backbone}: both networks, moments",
+        )
+    table.add_row("[bold]Received by one rank[/bold]")
+    row("neighbours, per step", _bytes(plan.step_wire_bytes), "queries, candidates, merged lists")
+    if plan.gradient_wire_bytes is not None:
+        row("gradients, per step", _bytes(plan.gradient_wire_bytes), "fp32, for comparison")
+    row("partners, per epoch", _bytes(plan.epoch_wire_bytes), "int32")
+    table.add_row("[bold]Arithmetic of one rank, per step[/bold]")
+    row("exact search", _flops(plan.search_flops), f"{plan.batch} queries x {rows} x {plan.dim}")
+    if plan.training_flops is not None and plan.search_share is not None:
+        why = f"DINO, {plan.backbone}, {plan.batch // plan.ranks} images of {plan.size} pixels, two views"
+        row("training", _flops(plan.training_flops), why)
+        row("search / both", f"{plan.search_share:.1%}", "")
+    console.print(table)
+    console.print()
+    for sentence in plan.advice():
+        console.print(f"- {sentence}", highlight=False, soft_wrap=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim plan`"""
+    show(make_plan(tyro.cli(PlanArguments, args=arguments, prog="adasim plan")), Console(width=110))
+
+
+def _bytes(count: float) -> str:
+    return _scaled(count, "B")
+
+
+def _flops(count: float) -> str:
+    return _scaled(count, "FLOP")
+
+
+def _count(count: float) -> str:
+    return f"{count / 1e6:.0f} million"
+
+
+def _scaled(value: float, unit: str) -> str:
+    """Three digits and a decimal prefix.
+
+    >>> _scaled(1_967_872_512, "B"), _scaled(80, "B"), _scaled(12345, "B")
+    ('1.97 GB', '80 B', '12.3 kB')
+    """
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:g} {unit}"

@@ -1,0 +1,148 @@
+"""The plan against the tensors that a memory allocates, the bytes that it sends and the operations it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from adasim.cli import main
+from adasim.errors import UserError
+from adasim.neighbors import NeighborMemory, ShardedMemory
+from adasim.neighbors.sharded import shard
+from adasim.plan import Plan, PlanArguments, Training, make_plan
+
+N, DIM, WINDOW, K, BATCH = 101, 7, 3, 5, 24
+
+
+@pytest.mark.parametrize("cache", ["float16", "float32"])
+@pytest.mark.parametrize("size", [(1003, 9, 4, 2, 3), (87_000, 384, 1, 1, 2), (87_000, 384, 1, 1, 1)])
+def test_memory_and_checkpoint_are_the_tensors_bytes(
+    cache: Any, size: tuple[int, int, int, int, int]
+) -> None:
+    """The largest share of each size; the second and third are below and above the size of an int8 copy."""
+    images, dim, window, k, ranks = size
+    plan = Plan(images, dim, ranks, window, k, batch=12, cache=cache)
+    share = max((shard(images, rank, ranks) for rank in range(ranks)), key=len)
+    memory = NeighborMemory(images, dim, window, k, dtype=getattr(torch, cache), rows=share)
+    memory.end_epoch()
+    state = memory.state_dict()
+    assert plan.cache_bytes == memory.cache.nbytes
+    assert plan.history_bytes == memory.history_ids.nbytes + memory.history_similarities.nbytes
+    assert plan.current_bytes == memory.current_ids.nbytes + memory.current_similarities.nbytes
+    copy = memory._quantized
+    assert (copy is not None) == (size[-1] == 1)
+    held = 0 if copy is None else copy.codes.nbytes + copy.error.nbytes + copy.reach.nbytes
+    assert plan.int8_bytes == held
+    saved = sum(tensor.nbytes for name, tensor in state.items() if not name.startswith("history"))
+    assert plan.checkpoint_bytes == saved
+    assert plan.epoch_file_bytes == sum(t.nbytes for t in memory.epoch_lists(0).values())
+
+
+def work(folder: Path, stage: int) -> dict[str, Any]:
+    """Bytes that reach this rank in one observation and one draw, counted at torch's own functions."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    received: list[int] = []
+    gather, swap = dist.all_gather_into_tensor, dist.all_to_all_single
+
+    def counted_gather(output: Tensor, part: Tensor, **rest: Any) -> Any:
+        received.append(output.nbytes - part.nbytes)
+        return gather(output, part, **rest)
+
+    def counted_swap(output: Tensor, parts: Tensor, **rest: Any) -> Any:
+        received.append(output.nbytes - output.nbytes // world)
+        return swap(output, parts, **rest)
+
+    dist.all_gather_into_tensor, dist.all_to_all_single = counted_gather, counted_swap
+    memory = ShardedMemory(N, DIM, WINDOW, K)
+    found: dict[str, Any] = {}
+    ids = torch.arange(BATCH).tensor_split(world)[rank]
+    memory.observe(ids, torch.randn(len(ids), DIM))
+    found["step"] = sum(received)
+    received.clear()
+    memory.draw_partners(0, 0.2, 0)
+    found["epoch"] = sum(received)
+    found["counter"] = memory.exchange.received
+    return found
+
+
+def test_traffic_is_what_the_ranks_receive(run_ranks: Callable[..., list[list[Any]]]) -> None:
+    worlds = (1, 2, 4)
+    for world, ranks in zip(worlds, run_ranks(__file__, "work", *worlds), strict=True):
+        plan = Plan(N, DIM, world, WINDOW, K, BATCH)
+        for found in ranks:
+            assert found["step"] == plan.step_wire_bytes
+            assert found["epoch"] == plan.epoch_wire_bytes
+            assert found["counter"] == plan.step_wire_bytes + plan.epoch_wire_bytes
+    assert Plan(N, DIM, 1, WINDOW, K, BATCH).step_wire_bytes == 0
+
+
+def test_training_is_counted_as_by_hand() -> None:
+    """ViT-S/16: 12 blocks of qkv, attention, projection and MLP over 197 tokens; two views, four passes' worth."""
+    T, D = 197, 384
+    block = 2 * T * (3 * D * D + D * D + 8 * D * D) + 2 * 2 * T * T * D
+    encoder = 12 * block + 2 * 196 * 768 * D
+    head = 2 * (384 * 2048 + 2048 * 2048 + 2048 * 256 + 256 * 65536)
+    by_hand = 2 * 4 * (encoder + head)  # teacher forward, student forward, twice that backward
+    training = Training.count("vit_small", 224)
+    assert training.flops == pytest.approx(by_hand, rel=0.01)
+    parameters = 21_665_664 + 384 * 2048 + 2048 + 2048 * 2048 + 2048 + 2048 * 256 + 256 + 65536 * 257
+    assert training.learned == parameters  # 21.7 M as published, the head, and the gains of its last layer
+    assert (
+        training.checkpoint_bytes == 16 * parameters + 4 * 65536
+    )  # with the teacher, two moments, the centre
+
+
+def test_the_search_grows_with_images_and_is_shared_by_ranks() -> None:
+    plan = make_plan(PlanArguments(images=1_281_167, dim=384, ranks=1))
+    assert plan.search_flops == 2 * 1024 * 1_281_167 * 384
+    assert plan.search_share == pytest.approx(0.0132, abs=0.0005)
+    shared = make_plan(PlanArguments(images=1_281_167, dim=384, ranks=8))
+    assert shared.search_flops == pytest.approx(plan.search_flops / 8, rel=1e-5)
+    assert shared.search_share == pytest.approx(plan.search_share, rel=1e-5)
+
+
+def test_advice_turns_with_the_size() -> None:
+    small = " ".join(make_plan(PlanArguments()).advice())
+    assert "affordable" in small
+    huge = " ".join(make_plan(PlanArguments(images=10**9, cache="float32")).advice())
+    for word in ("no approximate search", "float16", "window 10", "16 GB"):
+        assert word in huge
+    assert "affordable" not in huge
+
+
+def test_width_and_encoder_are_found_from_each_other() -> None:
+    assert make_plan(PlanArguments()).dim == 384
+    assert make_plan(PlanArguments(backbone="resnet50")).dim == 2048
+    assert make_plan(PlanArguments(dim=768)).backbone == "vit_base"
+    odd = make_plan(PlanArguments(dim=100))
+    assert (odd.backbone, odd.training_flops, odd.search_share) == (None, None, None)
+    with pytest.raises(UserError, match="dim=100 is not the width of vit_small, 384"):
+        make_plan(PlanArguments(dim=100, backbone="vit_small"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 1001}, "batch_size=1001 .* 1000 or 1008"),
+        ({"images": 2**31}, "2\\^31"),
+        ({"images": 5, "k": 6}, "k=6"),
+        ({"window": 0}, "window=0"),
+    ],
+)
+def test_impossible_plans_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_plan(PlanArguments(**changes))  # type: ignore[arg-type]
+
+
+def test_the_command_prints_sizes_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "plan --images 1281167 --dim 384 --ranks 4 --window 50 --k 10 --batch 1024 --cache float32"
+    main(command.split())
+    text = capsys.readouterr().out
+    for words in ("492 MB", "961 MB", "Received by one rank", "Exact search is affordable"):
+        assert words in text
