@@ -205,8 +205,8 @@ class Training:
             return value
         names = [self.images.where(i) for i in batch.ids[:5].tolist()]
         raise NonFiniteLossError(
-            f"The loss is {value} at step {self.state.step} (epoch {self.state.epoch + 1}); this step "
-            f"changed nothing. Its batch begins with {', '.join(names)}. Look at these images, or start "
+            f"The loss is {value} at step {self.state.step} (epoch {self.state.epoch + 1}); nothing "
+            f"was learnt from it. Its batch begins with {', '.join(names)}. Look at these images, or start "
             f"again with a lower --optim.lr; the last checkpoint in {self.path} is good."
         )
 

@@ -126,7 +126,6 @@ def without_watch(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 VARIANTS: dict[str, dict[str, Any]] = {
     "batch engine": {},
     "partners drawn in the current epoch": {"neighbors__timing": "current"},
-    "window 2": {"neighbors__window": 2},
     "nearest pairs": {"pairs": "nearest"},
     "standard pairs": {"pairs": "standard"},
     "dino, resnet": {"model__name": "resnet_tiny"},
@@ -136,7 +135,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "views__recipe": "simsiam",
         "optim__name": "sgd",
     },
-    "local crops": {"views__local_crops": 2},
 }
 
 
