@@ -1,0 +1,127 @@
+"""A result is kept whole or not at all, and a table compares only what may be compared."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adasim.errors import UserError
+from adasim.eval.results import Result, append_result, compare, read_results
+from adasim.eval.tables import to_latex, to_markdown
+
+
+def result(protocol: str = "knn", value: float = 50.0, name: str = "photos", **changes: str) -> Result:
+    setting = {"knn": "k=20", "linear": "dino, quick", "fewshot": "5-way 5-shot"}[protocol]
+    made = Result(protocol, setting, value, {"top1": value}, {"name": name, "fingerprint": name}, {}, {})
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def run_with(folder: Path, *results: Result) -> Path:
+    folder.mkdir(parents=True)
+    for one in results:
+        append_result(folder / "results.jsonl", one, "cpu")
+    return folder
+
+
+def test_a_line_says_what_was_measured_when_and_with_which_versions(tmp_path: Path) -> None:
+    append_result(tmp_path / "results.jsonl", result(value=61.5), "cpu")
+    [line] = (tmp_path / "results.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert record["protocol"] == "knn"
+    assert record["value"] == 61.5
+    assert record["data"]["name"] == "photos"
+    assert record["date"][:2] == "20"
+    assert record["versions"]["torch"]
+    assert read_results(tmp_path) == [result(value=61.5)]
+
+
+def test_a_line_cut_short_by_a_crash_is_passed_over_and_spoils_no_later_one(tmp_path: Path) -> None:
+    file = run_with(tmp_path / "run", result(value=1.0), result(value=2.0)) / "results.jsonl"
+    os.truncate(file, file.stat().st_size - 30)
+    append_result(file, result(value=3.0), "cpu")
+    assert [one.value for one in read_results(tmp_path / "run")] == [1.0, 3.0]
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = run_with(tmp_path / "run", result()) / "results.jsonl"
+    before = file.read_bytes()
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, place: write(handle, data[:20], place))
+    with pytest.raises(UserError, match="the disk is full"):
+        append_result(file, result(), "cpu")
+    assert file.read_bytes() == before
+
+
+def test_results_that_come_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: append_result(file, result(value=float(i)), "cpu"), range(40)))
+    assert sorted(one.value for one in read_results(tmp_path)) == list(range(40))
+
+
+def test_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_text('[1]\n"text"\n{"protocol": "knn"}\nnot json\n')
+    append_result(file, result(), "cpu")
+    assert len(read_results(tmp_path)) == 1
+
+
+def test_a_table_shows_the_newest_values_and_their_difference_to_the_first_run(tmp_path: Path) -> None:
+    base = run_with(tmp_path / "dino", result(value=10.0), result(value=68.4), result("linear", 71.9))
+    ours = run_with(tmp_path / "adasim", result(value=70.1), result("linear", 73.3))
+    table = compare([base, ours])
+    assert table.headings == [("k-NN", "k=20", "photos"), ("linear", "dino, quick", "photos")]
+    (name, first), (other, second) = table.rows
+    assert (name, other) == ("dino", "adasim")
+    assert first == [(68.4, None), (71.9, None)]
+    assert [(v, round(d, 6)) for v, d in second] == [(70.1, 1.7), (73.3, 1.4)]  # type: ignore[misc]
+
+
+def test_values_on_other_images_or_in_other_settings_are_not_compared(tmp_path: Path) -> None:
+    base = run_with(tmp_path / "a", result(value=60.0), result("linear", 70.0))
+    other = result(value=65.0)
+    other.data["fingerprint"] = "other images of the same name"
+    ours = run_with(tmp_path / "b", other, result("linear", 75.0, setting="simsiam, quick"))
+    table = compare([base, ours])
+    assert len(table.headings) == 4
+    assert len({heading for heading in table.headings}) == 4
+    assert all(cell is None or cell[1] is None for _, cells in table.rows for cell in cells)
+
+
+def test_few_shot_results_get_an_average_for_runs_that_have_all_of_them(tmp_path: Path) -> None:
+    base = run_with(tmp_path / "a", result("fewshot", 40.0, "cars"), result("fewshot", 60.0, "pets"))
+    ours = run_with(tmp_path / "b", result("fewshot", 41.0, "cars"))
+    table = compare([base, ours])
+    assert [heading[2] for heading in table.headings] == ["cars", "pets", "average"]
+    assert table.rows[0][1][2] == (50.0, None)
+    assert table.rows[1][1] == [(41.0, 1.0), None, None]
+
+
+def test_markdown_has_brackets_dashes_and_a_bold_best(tmp_path: Path) -> None:
+    base = run_with(tmp_path / "a|b", result(value=57.1), result("linear", 68.0))
+    ours = run_with(tmp_path / "ours", result(value=56.2))
+    assert to_markdown(compare([base, ours])).splitlines() == [
+        "| run | k-NN, k=20, photos | linear, dino, quick, photos |",
+        "|---|---:|---:|",
+        r"| a\|b | **57.1** | 68.0 |",
+        "| ours | 56.2 (-0.9) | - |",
+    ]
+
+
+def test_latex_is_a_tabular_whose_names_are_escaped(tmp_path: Path) -> None:
+    base = run_with(tmp_path / "vit_s", result(value=68.4, name="photos_50%"))
+    ours = run_with(tmp_path / "vit_s_ada", result(value=70.1, name="photos_50%"))
+    text = to_latex(compare([base, ours]))
+    assert text.splitlines()[0] == r"\begin{tabular}{lr}"
+    assert r" & photos\_50\% \\" in text
+    assert r"vit\_s\_ada & \textbf{70.1} (+1.7) \\" in text
+
+
+def test_a_folder_without_results_says_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="adasim eval knn"):
+        compare([tmp_path])
