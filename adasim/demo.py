@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.nn.functional import normalize
 
-from adasim.data import EmbeddedImages, embedded
+from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
 from adasim.eval.transforms import EvalTransform
@@ -20,8 +19,6 @@ from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore
 from adasim.train.loop import pretrain
 from adasim.train.state import build_state
-
-_IMAGES = 3000
 
 
 def run_demo(out: Path | None = None, seed: int = 0) -> None:
@@ -36,21 +33,24 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     console = Console(highlight=False)
     config = get_recipe("demo")
     config.seed = seed
-    config.data.source = f"embedded:{_IMAGES}"
-    train, test = embedded(_IMAGES), embedded(_IMAGES // 5, split="test")
+    train, test = open_images(config.data.source), open_images(config.data.source, split="test")
+    assert train.labels is not None
+    assert test.labels is not None
     console.print(
-        f"Pretraining a small ResNet on {_IMAGES:,} generated images of {len(train.classes)} patterns, with AdaSim "
-        f"pairs and without labels, for {config.epochs} epochs."
+        f"Pretraining a small ResNet on {len(train):,} generated images of {len(train.classes)} patterns, "
+        f"with AdaSim pairs and without labels, for {config.epochs} epochs."
     )
     pretrain(config, out)
 
+    state = build_state(config, len(train), torch.device("cpu"))  # as it was before the first step
+    checkpoint = CheckpointStore(out, config.save.keep).load_latest()
+    if checkpoint is None or checkpoint.info["epoch"] < config.epochs:
+        return  # stopped by the person who started it; the run has said how to continue
+
     transform = EvalTransform.for_run(config)
-    state = build_state(config, _IMAGES, torch.device("cpu"))  # as it was before the first step
-    rows = {"raw pixels": [_pixels(images) for images in (train, test)]}
-    for name, encoder in (
-        ("untrained encoder", state.method.exported),
-        ("after pretraining", load_backbone(out)),
-    ):
+    encoders = {"untrained encoder": state.method.exported, "after pretraining": load_backbone(out)}
+    rows = {"raw pixels": _centred_pixels(train, test)}
+    for name, encoder in encoders.items():
         rows[name] = [extract(encoder, images, transform, progress=False) for images in (train, test)]
     table = Table(title="k-NN accuracy on unseen images (k = 20)", title_justify="left", title_style="bold")
     table.add_column("features")
@@ -65,23 +65,21 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     console.print(
         f"Bootstrapping ratio: {last['bootstrap_ratio']:.0%} of the last epoch's pairs joined two different images."
     )
-    checkpoint = CheckpointStore(out, config.save.keep).load_latest()
-    assert checkpoint is not None
-    assert state.memory is not None
     state.load(checkpoint)
+    assert state.memory is not None
     gallery(out / "neighbours.png", train, state.memory, tau=config.neighbors.tau, seed=seed)
-    for what, file in (
-        ("encoder", "backbone.safetensors"),
-        ("neighbours", "neighbours.png"),
-        ("metrics", "metrics.jsonl"),
+    for file, what in (
+        ("backbone.safetensors", "the encoder; loads with adasim.load_backbone and into timm"),
+        ("neighbours.png", "what some images draw their partners from"),
+        ("metrics.jsonl", f"curves; or: tensorboard --logdir {out}"),
     ):
-        console.print(f"  {what:<10} {out / file}")
-    console.print(f"  {'use it':<10} python -c 'import adasim; print(adasim.load_backbone(\"{out}\"))'")
+        console.print(f"  {out / file}  [dim]{what}[/dim]", soft_wrap=True)
 
 
-def _pixels(images: EmbeddedImages) -> torch.Tensor:
-    """Raw pixels as features, each image at zero mean: without that a vote by cosine sees brightness alone."""
-    return normalize(images.as_array().flatten(1).float(), dim=1)
+def _centred_pixels(*sets: ImageSet) -> list[torch.Tensor]:
+    """Raw pixels less the first set's mean image, without which a vote by cosine would do much worse."""
+    arrays = [array.flatten(1).float() for images in sets if (array := images.as_array()) is not None]
+    return [array - arrays[0].mean(0) for array in arrays]
 
 
 def _free_folder(parent: Path, name: str) -> Path:

@@ -156,7 +156,7 @@ def desk_resnet() -> Config:
         neighbors=NeighborsConfig(tau=0.2, window=10, k=5),
         optim=OptimConfig(
             name="sgd",
-            lr=0.1,  # 0.05 at batch 128
+            lr=0.4,  # 0.2 at batch 128; on the embedded images 0.05 and 0.1 learned more slowly
             min_lr=0.0,
             warmup_epochs=0,
             lr_every="epoch",
@@ -169,12 +169,11 @@ def desk_resnet() -> Config:
 
 
 def demo() -> Config:
-    """Two minutes of desk-resnet on generated images: no data needed."""
+    """desk-resnet for two to three minutes on 3,000 generated images: no data needed."""
     config = desk_resnet()
     config.recipe = "demo"
-    config.epochs = 20
-    config.data = DataConfig(source="embedded")
-    config.neighbors = NeighborsConfig(tau=0.2, window=5, k=5)
+    config.epochs = 60
+    config.data = DataConfig(source="embedded:3000")
     return config
 
 

@@ -62,6 +62,7 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Wait until all lines are on the disk: no checkpoint is ahead of its metrics after a power cut."""
+        self._flush()
         os.fsync(self._file)
 
     def close(self) -> None:
