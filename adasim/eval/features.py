@@ -77,7 +77,8 @@ def extract(
                 unreadable.update(failed)
             if len(pixels):
                 with torch.inference_mode():
-                    part = describe(backbone, pixels.to(device), what).float().cpu()
+                    views = transform.normalise(pixels.to(device))
+                    part = describe(backbone, views, what).float().cpu()
                 if not len(features):
                     features = torch.full((len(images), part.shape[1]), torch.nan)
                 features[ids] = part
@@ -119,11 +120,11 @@ def frozen(model: nn.Module) -> Iterator[None]:
 def batches(
     images: ImageSet, transform: EvalTransform, batch_size: int, workers: int
 ) -> Iterator[tuple[Tensor, Tensor, dict[int, str]]]:
-    """(ids, normalised views, {id: where and why} of images that cannot be read), in order."""
+    """(ids, 8-bit views, {id: where and why} of images that cannot be read), in order."""
     array = images.as_array()
     if array is not None:
         for ids in torch.arange(len(images)).split(batch_size):
-            yield ids, transform(array[ids[0] : ids[-1] + 1]), {}
+            yield ids, transform.crop(array[ids[0] : ids[-1] + 1]), {}
         return
     loader = DataLoader(
         _Views(images, transform),
@@ -151,7 +152,7 @@ class _Views(Dataset[_Item]):
 
     def __getitem__(self, i: int) -> _Item:
         try:
-            return i, self._transform(self._images.load(i)).contiguous()
+            return i, self._transform.crop(self._images.load(i))
         except Unreadable as error:
             return i, str(error)
 

@@ -77,7 +77,13 @@ class Bench:
     def features(self, images: ImageSet, transform: EvalTransform, what: What = "pooled") -> Features:
         """Features of the readable images; the others are named once."""
         found = self._cache.features(
-            self.subject.backbone, images, transform, what=what, device=self.device, workers=self.workers
+            self.subject.backbone,
+            images,
+            transform,
+            what=what,
+            device=self.device,
+            batch_size=256 if self.small else 64,
+            workers=self.workers,
         )
         if found.unreadable:
             some = "; ".join(list(found.unreadable.values())[:3])

@@ -76,6 +76,10 @@ class EvalTransform:
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) with C of 1 or 3 to float32 (B, 3, size, size)."""
+        return self.normalise(self.crop(images))
+
+    def crop(self, images: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) to uint8 (B, C, size, size): resized, and the centre cut out."""
         height, width = images.shape[-2:]
         scale = self.resize / min(height, width)
         target = [round(height * scale), round(width * scale)]
@@ -86,7 +90,7 @@ class EvalTransform:
             images = TF.resize(images, target, interpolation=mode, antialias=True)
         if target != [self.size, self.size]:
             images = TF.center_crop(images, [self.size, self.size])
-        return self.normalise(images)
+        return images
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 pixels of any size to float32 with three channels, mean and deviation taken off."""

@@ -1,0 +1,394 @@
+"""`adasim eval` as a person meets it: figures that the protocols' own functions give, and one sentence on errors."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from adasim.cli import main
+from adasim.data import FolderImages, embedded, open_images
+from adasim.eval import fewshot_accuracy, knn_accuracy
+from adasim.eval.dense import PatchFeatures, warp
+from adasim.eval.features import extract
+from adasim.eval.sets import hold_out, open_split
+from adasim.eval.subjects import open_subject
+from adasim.eval.transforms import EvalTransform
+from adasim.models import load_backbone, save_backbone
+
+MakeRun = Callable[..., Path]
+TRANSFORM = EvalTransform.of_size(16, (0.5,), (0.25,))
+
+
+def results(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What `adasim eval ARGUMENTS` says on standard error, having exited with code 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", *arguments])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert error.count("\n") == 1, error
+    return error
+
+
+def folders(root: Path, counts: dict[str, int], size: int = 16, seed: int = 0) -> Path:
+    """A folder of class folders; the images of a class share a brightness."""
+    generator = np.random.default_rng(seed)
+    for place, (name, count) in enumerate(sorted(counts.items())):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = generator.integers(0, 60, (size, size, 3)) + 45 * place
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i:03}.png")
+    return root
+
+
+# What the commands measure
+
+
+def test_knn_appends_what_the_function_gives_on_the_runs_own_data(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    main(["eval", "knn", str(run)])
+    train, test = (open_images("embedded:320", size=16, split=split) for split in ("train", "test"))
+    backbone = load_backbone(run)
+    features = [extract(backbone, images, TRANSFORM) for images in (train, test)]
+    wanted = knn_accuracy(features[0], train.labels, features[1], test.labels, k=(10, 20, 100, 200))
+    [line] = results(run)
+    for k, score in wanted.items():
+        assert line["metrics"][f"top1_k{k}"] == pytest.approx(score.top1)
+        assert line["metrics"][f"top5_k{k}"] == pytest.approx(score.top5)
+    assert line["value"] == pytest.approx(wanted[20].top1)
+    shown = capsys.readouterr().out
+    assert all(f"{score.top1:.2f}" in shown for score in wanted.values())
+    assert len(list((run / "features").iterdir())) == 2
+
+
+@pytest.mark.parametrize(("model", "method"), [("resnet_tiny", "simsiam"), ("vit_mini", "dino")])
+def test_linear_takes_the_protocol_of_the_run_and_reports_best_and_last(
+    make_run: MakeRun, model: str, method: str
+) -> None:
+    run = make_run(model=model, method=method)
+    main(["eval", "linear", str(run), "--epochs", "4", "--rates", "0.01", "0.1"])
+    [line] = results(run)
+    assert line["setting"] == f"{method}, quick"
+    assert line["metrics"]["top1_best"] >= line["metrics"]["top1_last"] > 0
+    assert len(line["metrics"]["top1_last_by_rate"]) == 2
+    assert line["settings"]["epochs"] == 4
+
+
+def test_linear_can_train_on_augmented_images(make_run: MakeRun) -> None:
+    run = make_run(source="embedded:64")
+    main(["eval", "linear", str(run), "--augmented", "--epochs", "2", "--batch-size", "32", "--rates", "1"])
+    [line] = results(run)
+    assert line["setting"] == "simsiam, augmented"
+
+
+def test_fewshot_pools_the_splits_and_prints_the_average_over_data_sets(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    data = tmp_path / "photos"
+    folders(data / "train", dict.fromkeys("abcde", 14))
+    folders(data / "test", dict.fromkeys("abcde", 6), seed=1)
+    main(["eval", "fewshot", str(run), "--data", "embedded:320", str(data), "--episodes", "50"])
+    first, second = results(run)
+    assert (first["data"]["name"], second["data"]["name"]) == ("embedded:320", "photos")
+    assert second["data"]["images"] == 100  # twenty a class, as five shots and fifteen queries need
+    images = [open_images(str(data), split=split) for split in ("train", "test")]
+    features = torch.cat([extract(load_backbone(run), part, TRANSFORM) for part in images])
+    labels = torch.cat([part.labels for part in images if part.labels is not None])
+    wanted = fewshot_accuracy(features, labels, episodes=50)
+    assert second["value"] == pytest.approx(wanted.mean)
+    assert second["metrics"]["interval95"] == pytest.approx(wanted.interval95)
+    average = (first["value"] + second["value"]) / 2
+    shown = capsys.readouterr().out
+    assert "average" in shown
+    assert f"{average:.2f}" in shown
+    assert "±" in shown
+
+
+@pytest.mark.parametrize(("model", "method"), [("resnet_tiny", "simsiam"), ("vit_mini", "dino")])
+def test_segmentation_reads_the_embedded_masks(make_run: MakeRun, model: str, method: str) -> None:
+    run = make_run(model=model, method=method, source="embedded:64")
+    main(["eval", "segmentation", str(run), "--epochs", "2"])
+    [line] = results(run)
+    assert len(line["metrics"]["iou_best"]) == 17  # ground and sixteen families
+    assert line["value"] >= line["metrics"]["miou_last"] > 0
+
+
+def masked(root: Path, count: int, value: int = 3, size: tuple[int, int] = (20, 24)) -> None:
+    """Pairs of a picture and a mask: the left half is class 0 and dark, the right is bright."""
+    for name in ("images", "masks"):
+        (root / name).mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for i in range(count):
+        mask = np.zeros(size, np.uint8)
+        mask[:, size[1] // 2 :] = value
+        pixels = generator.integers(0, 60, (*size, 3)) + 180 * (mask[:, :, None] > 0)
+        Image.fromarray(pixels.astype(np.uint8)).save(root / "images" / f"{i}.jpg")
+        Image.fromarray(mask).save(root / "masks" / f"{i}.png")
+
+
+def test_segmentation_reads_folders_and_finds_what_is_plain_to_see(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    masked(tmp_path / "halves" / "train", 16)
+    masked(tmp_path / "halves" / "val", 8)
+    arguments = ["--data", str(tmp_path / "halves"), "--size", "64", "--batch-size", "4", "--epochs", "8"]
+    main(["eval", "segmentation", str(run), *arguments])
+    [line] = results(run)
+    assert line["settings"]["classes"] == 4
+    assert line["metrics"]["iou_best"][1:3] == [0, 0]  # absent classes count 0
+    assert line["metrics"]["miou_present_best"] > 80
+    assert line["value"] == pytest.approx(line["metrics"]["miou_present_best"] / 2)
+
+
+def test_segmentation_reads_pascal_voc_and_augments(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    masked(tmp_path / "VOC", 12, value=20)
+    (tmp_path / "VOC" / "images").rename(tmp_path / "VOC" / "JPEGImages")
+    (tmp_path / "VOC" / "masks").rename(tmp_path / "VOC" / "SegmentationClass")
+    lists = tmp_path / "VOC" / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    (lists / "train.txt").write_text("\n".join(map(str, range(8))))
+    (lists / "val.txt").write_text("8\n9\n10\n11\n")
+    main(["eval", "segmentation", str(run), "--data", str(tmp_path / "VOC"), "--augmented", "--epochs", "1"])
+    [line] = results(run)
+    assert line["settings"]["classes"] == 21
+    assert (line["data"]["train_images"], line["data"]["test_images"]) == (8, 4)
+
+
+def test_segmentation_reads_an_npz_and_holds_a_fifth_out(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    images = embedded(50, 16)
+    np.savez(tmp_path / "pebbles.npz", images=images.images.numpy(), masks=images.masks.numpy())
+    main(["eval", "segmentation", str(run), "--data", str(tmp_path / "pebbles.npz"), "--epochs", "1"])
+    [line] = results(run)
+    assert (line["data"]["train_images"], line["data"]["test_images"]) == (40, 10)
+    assert "10 of the 50 images are held out" in capsys.readouterr().out
+
+
+def test_a_random_encoder_is_measured_when_asked_for_and_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = ["--random-weights", "--size", "16", "--data", "embedded:64", "--k", "5"]
+    main(["eval", "knn", "resnet_tiny", *options, "--results", str(tmp_path / "random.jsonl")])
+    main(["eval", "table", str(tmp_path / "random.jsonl")])
+    shown = capsys.readouterr().out
+    assert "random weights" in shown
+    assert "k=5" in shown
+    assert len(list((tmp_path / "cache" / "adasim" / "features").iterdir())) == 2
+
+
+def test_a_backbone_file_in_a_run_is_measured_as_the_run(make_run: MakeRun) -> None:
+    run = make_run()
+    subject = open_subject(str(run / "backbone.safetensors"))
+    assert subject.run == run
+    assert subject.transform == TRANSFORM
+
+
+def test_the_table_compares_two_runs(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make_run("base"), make_run("ours", seed=1)]
+    for run in runs:
+        main(["eval", "knn", str(run)])
+    capsys.readouterr()
+    main(["eval", "table", *map(str, runs), "--format", "markdown"])
+    base, ours = (results(run)[0]["value"] for run in runs)
+    assert f"{ours:.1f}" in (last := capsys.readouterr().out.splitlines()[-1])
+    assert f"({ours - base:+.1f})" in last
+    main(["eval", "table", *map(str, runs)])
+    assert f"{ours:.1f} ({ours - base:+.1f})" in capsys.readouterr().out
+
+
+def test_help_explains_each_evaluation_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["eval", "--help"])
+    shown = capsys.readouterr().out
+    for name in ("knn", "linear", "fewshot", "segmentation", "table"):
+        assert any(line.strip().startswith(name) for line in shown.splitlines())
+
+
+# How images are divided and named
+
+
+def test_classes_of_two_folders_are_matched_by_name(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    train = folders(tmp_path / "train", dict.fromkeys("abcd", 12))
+    test = tmp_path / "some"
+    (test / "d").mkdir(parents=True)  # number 0 here and 3 there
+    for path in list((train / "d").iterdir())[:4]:
+        (test / "d" / path.name).write_bytes(path.read_bytes())
+    main(["eval", "knn", str(run), "--train", str(train), "--test", str(test), "--k", "1"])
+    [line] = results(run)
+    assert line["value"] == 100  # each is its own nearest neighbour
+
+
+def test_the_held_out_fifth_is_fixed_and_has_no_class_to_itself() -> None:
+    labels = torch.tensor([0] * 50 + [1] * 10 + [2] * 4)
+    train, test = hold_out(labels, 64, seed=3)
+    again = hold_out(labels, 64, seed=3)
+    assert torch.equal(train, again[0])
+    assert torch.equal(test, again[1])
+    assert sorted([*train.tolist(), *test.tolist()]) == list(range(64))
+    assert labels[test].bincount(minlength=3).tolist() == [10, 2, 0]
+    assert not torch.equal(test, hold_out(labels, 64, seed=4)[1])
+
+
+def test_a_folder_without_a_test_split_is_divided_and_that_is_said(tmp_path: Path) -> None:
+    split = open_split(str(folders(tmp_path / "photos", {"a": 10, "b": 10})), None, None, size=16)
+    assert split.train is split.test
+    assert (len(split.train_ids), len(split.test_ids)) == (16, 4)
+    assert "4 of the 20 images are held out" in (split.note or "")
+
+
+# Segmentation's views
+
+
+def test_a_warp_moves_image_and_mask_alike_and_ignores_what_comes_from_outside() -> None:
+    ids = torch.arange(64)
+    masks = torch.zeros(64, 32, 32, dtype=torch.uint8)
+    masks[:, 8:20, 4:26] = 1
+    views = masks[:, None].float() + 1  # inside the image nothing is 0
+    moved, labels = warp(views, masks, seed=0, epoch=1, ids=ids)
+    outside = labels == 255
+    assert outside.any()
+    assert (moved[:, 0][outside] < 1).float().mean() > 0.99
+    clear = ~outside & ((moved[:, 0] - moved[:, 0].round()).abs() < 1e-3)  # away from every edge
+    assert torch.equal(moved[:, 0][clear].round().long() - 1, labels[clear].long())
+    flipped = (labels == 1).float().mean(dim=1).flip(1) - (labels == 1).float().mean(dim=1)
+    assert 10 < int((flipped[:, :16].sum(dim=1) > 0).sum()) < 54  # about half are mirrored
+
+
+def test_held_patch_features_are_those_of_the_images_in_order(make_run: MakeRun) -> None:
+    images = embedded(10, 16)
+    backbone = load_backbone(make_run(model="vit_mini", method="dino"))
+    patches = PatchFeatures(backbone, images, torch.arange(10), TRANSFORM, size=32, n_blocks=2, batch_size=4)
+    fresh = list(patches.in_order())
+    assert patches.hold()
+    held = list(patches.in_order())
+    assert patches.dim == 2 * 96
+    for (a, mask), (b, same) in zip(fresh, held, strict=True):
+        assert a.shape[1:] == (192, 8, 8)  # 32 pixels in patches of 4
+        assert torch.allclose(a, b, atol=1e-5)
+        assert torch.equal(mask, same)
+    order = torch.cat([masks for _, masks in patches.shuffled(0)])
+    assert sorted(order.sum(dim=(1, 2)).tolist()) == sorted(images.masks.sum(dim=(1, 2)).tolist())
+
+
+# Bad input: one sentence, exit code 2
+
+
+@pytest.fixture
+def bad(tmp_path: Path, make_run: MakeRun) -> Path:
+    """A run and many data sets that are not right."""
+    make_run()
+    folders(tmp_path / "train", {"cat": 12, "dog": 12})
+    folders(tmp_path / "strange", {"dog": 3, "yak": 3})
+    folders(tmp_path / "few", {**dict.fromkeys("abcd", 20), "rare": 7})
+    (tmp_path / "plain").mkdir()
+    for path in (tmp_path / "train" / "cat").iterdir():
+        (tmp_path / "plain" / path.name).write_bytes(path.read_bytes())
+    masked(tmp_path / "small", 6)
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "small" / "masks" / "2.png")
+    masked(tmp_path / "known", 6)
+    masked(tmp_path / "unknown", 6, value=7)
+    masked(tmp_path / "colour", 6)
+    Image.fromarray(np.zeros((20, 24, 3), np.uint8)).save(tmp_path / "colour" / "masks" / "0.png")
+    masked(tmp_path / "lonely", 6)
+    (tmp_path / "lonely" / "masks" / "4.png").unlink()
+    images = embedded(20, 16)
+    np.savez(tmp_path / "maskless.npz", images=images.images.numpy())
+    np.savez(tmp_path / "shifted.npz", images=images.images.numpy(), masks=images.masks.numpy()[:, :8])
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("knn {}/run --data {}/plain", "plain has no labels"),
+        ("linear {}/run --data {}/plain", "plain has no labels"),
+        ("fewshot {}/run --data {}/plain", "plain has no labels"),
+        ("knn {}/run --train {}/train --test {}/strange", "the class 'yak' that no training image has"),
+        ("linear {}/run --train {}/train --test {}/strange", "the class 'yak' that no training image has"),
+        ("knn {}/run --data {}/train --k 21", "k=21 is more than the 20 training images"),
+        ("fewshot {}/run --data {}/few", "too few in 'rare' (7)"),
+        ("fewshot {}/run --data {}/train", "ways=5 needs as many classes and the data has 2"),
+        ("segmentation {}/run --data {}/small", "images/2.jpg is 9 x 9 and its image 20 x 24"),
+        ("segmentation {}/run --data {}/unknown --classes 4", "id 7; this data set has classes 0 to 3"),
+        ("segmentation {}/run --train {}/known --test {}/unknown", "id 7; this data set has classes 0 to 3"),
+        ("segmentation {}/run --data {}/colour", "masks/0.png has RGB pixels"),
+        ("segmentation {}/run --data {}/lonely", "no mask for 4.jpg"),
+        ("segmentation {}/run --data {}/maskless.npz", "has no masks"),
+        ("segmentation {}/run --data {}/shifted.npz", "is 8 x 16 and its image 16 x 16"),
+        ("segmentation {}/run --data {}/train", "needs the folders images and masks"),
+        ("knn resnet_tinny --data embedded:64", "resnet_tinny is no run folder and no file"),
+        ("knn resnet_tiny --data embedded:64", "no trained weights called resnet_tiny"),
+        ("knn {}/empty", "is not the folder of a run"),
+        ("knn {}/nowhere/run", "No backbone at"),
+        ("knn {}/run --data {}/nowhere", "No such folder"),
+        ("knn {}/run --random-weights", "has weights of its own"),
+        ("knn resnet_tiny --random-weights --size 16", "Which images?"),
+        ("fewshot resnet_tiny --random-weights --size 16", "Which images?"),
+        ("linear {}/run --quick --augmented", "--quick and --augmented exclude each other"),
+        ("table {}/run", "No results in"),
+        ("vote {}/run", "Unknown evaluation 'vote'"),
+        ("knn {}/run --device warp", "device=warp cannot be used here"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    bad: Path, arguments: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refusal(arguments.replace("{}", str(bad)).split(), capsys)
+    assert expected in error
+
+
+def test_nan_features_are_refused(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run()
+    backbone = load_backbone(run)
+    with torch.no_grad():
+        next(backbone.net.parameters()).fill_(torch.nan)
+    save_backbone(run / "backbone.safetensors", backbone)
+    for name in ("knn", "linear", "fewshot"):
+        assert "NaN or infinite value in row 0" in refusal([name, str(run)], capsys)
+    assert "NaN or infinite value" in refusal(["segmentation", str(run)], capsys)
+
+
+def test_weights_that_cannot_be_fetched_are_said_so_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_network(*args: object, **kwargs: object) -> socket.socket:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", no_network)
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    error = refusal(["knn", "tf_efficientnet_b8.ra_in1k", "--data", "embedded:64"], capsys)
+    assert "cannot be fetched" in error
+    assert "--random-weights" in error
+
+
+def test_unreadable_images_are_named(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    data = folders(tmp_path / "photos", {"a": 70, "b": 70})
+    (data / "b" / "011.png").write_bytes(b"<html>")
+    main(["eval", "knn", str(run), "--data", str(data)])
+    assert "b/011.png" in capsys.readouterr().out.replace("\n", "")
+    assert len(FolderImages(data)) == 140
+    (data / "a" / "003.png").write_bytes(b"")
+    assert "2 of the 140 images" in refusal(["knn", str(run), "--data", str(data)], capsys)
