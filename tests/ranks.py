@@ -40,7 +40,8 @@ def be_rank(work: Callable[[Path, int], Any], folder: Path, stage: int, rank: in
             timeout=timedelta(seconds=60),
         )
         torch.save(work(folder, stage), folder / f"{stage}-{rank}.pt")
-        dist.destroy_process_group()
+        if dist.is_initialized():  # the work may have ended it
+            dist.destroy_process_group()
         return 0
     except BaseException:
         traceback.print_exc()

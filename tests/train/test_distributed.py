@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -114,8 +117,31 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
         found["after"] = True
     ranks.barrier()
     ranks.close()
-    found["still up"] = torch.distributed.is_initialized()  # somebody else started it
+    found["still up"] = dist.is_initialized()  # somebody else started it
+    port = ranks.gather(free_port())[0]
+    dist.destroy_process_group()
+    found["torchrun"] = launched({"RANK": ranks.rank, "WORLD_SIZE": ranks.world, "LOCAL_RANK": 0}, port)
+    slurm = {"SLURM_STEP_ID": 0, "SLURM_PROCID": ranks.rank, "SLURM_NTASKS": ranks.world}
+    found["slurm"] = launched(slurm, port + 1)
     return found
+
+
+def free_port() -> int:
+    """One of a pair of ports that nobody uses at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def launched(variables: dict[str, int], port: int) -> tuple[int, list[float], bool]:
+    """Start as under a launcher that set these variables."""
+    settings = {name: str(value) for name, value in variables.items()}
+    settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(settings)
+    with Distributed.start("cpu") as ranks:
+        sums = ranks.all_mean(ranks.rank)
+    for name in settings:
+        del os.environ[name]
+    return ranks.rank, sums, dist.is_initialized()
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +186,13 @@ def test_ranks_agree(stages: list[list[Any]]) -> None:
             assert found["still up"]
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+def test_processes_meet_under_a_launcher_and_part_afterwards(stages: list[list[Any]], launcher: str) -> None:
+    for ranks in stages:
+        expected = [(rank, [(len(ranks) - 1) / 2], False) for rank in range(len(ranks))]
+        assert [found[launcher] for found in ranks] == expected
+
+
 def test_alone_nothing_is_needed() -> None:
     with Distributed.start("cpu") as ranks:
         assert (ranks.rank, ranks.world, ranks.is_main) == (0, 1, True)
@@ -168,7 +201,7 @@ def test_alone_nothing_is_needed() -> None:
         assert ranks.gather("x") == ["x"]
         with pytest.raises(UserError, match="full"), ranks.together():
             raise UserError("full")
-    assert not torch.distributed.is_initialized()
+    assert not dist.is_initialized()
 
 
 def test_places_by_torchrun_and_slurm() -> None:
