@@ -11,6 +11,7 @@ Bad input gets one sentence and exit code 2.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,9 @@ def demo(arguments: Sequence[str]) -> None:
 
 def evaluate(arguments: Sequence[str]) -> None:
     """`adasim eval ...`"""
+    # Heads take thousands of small steps; threads that spin while they wait are many times slower on a CPU
+    # that others use too. Read when torch is loaded, hence before the import.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from adasim.eval.commands import main as run
 
     run(arguments)

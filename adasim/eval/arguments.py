@@ -107,8 +107,8 @@ class SegmentationArguments(Sources, Common):
     epochs: int | None = None
     batch_size: int | None = None
     """16 by default, 64 in quick mode."""
-    lr: float = 0.1
-    """Adam's constant rate."""
+    lr: float | None = None
+    """Adam's constant rate: 0.1 by default, 0.01 in quick mode."""
 
 
 @dataclass(kw_only=True)
