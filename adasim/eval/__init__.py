@@ -1,8 +1,10 @@
 """Evaluations of frozen features: k-NN, linear, few-shot and linear segmentation, as published."""
 
+from adasim.eval.features import FeatureCache, extract
 from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.knn import KnnAccuracy, knn_accuracy
 from adasim.eval.linear import LinearResult, linear_probe, linear_probe_stream
+from adasim.eval.online import online_knn
 from adasim.eval.segmentation import (
     LinearSegmenter,
     MeanIou,
@@ -10,18 +12,23 @@ from adasim.eval.segmentation import (
     linear_segmentation,
     miou,
 )
+from adasim.eval.transforms import EvalTransform
 
 __all__ = [
+    "EvalTransform",
+    "FeatureCache",
     "FewShotAccuracy",
     "KnnAccuracy",
     "LinearResult",
     "LinearSegmenter",
     "MeanIou",
     "SegmentationResult",
+    "extract",
     "fewshot_accuracy",
     "knn_accuracy",
     "linear_probe",
     "linear_probe_stream",
     "linear_segmentation",
     "miou",
+    "online_knn",
 ]

@@ -89,6 +89,8 @@ def linear(arguments: LinearArguments, console: Console) -> None:
         f"Best epoch of the best rate, as published: [bold]{result.best.top1:.2f}[/bold]   "
         f"last epoch: [bold]{result.last.top1:.2f}[/bold]   (both chosen on the test images)"
     )
+    if len(result.rates) > 1 and result.best.rate in (min(result.rates), max(result.rates)):
+        console.print(f"The best rate, {result.best.rate:g}, is at the sweep's edge: try further --rates.")
     keep(
         bench,
         arguments,
