@@ -285,6 +285,11 @@ class Config:
                 f"pairs=oracle needs labels and {self.data.source} has none. "
                 f"Sort the images into one folder per class, or choose --pairs adasim."
             )
+        if self.eval.every and not has_labels:
+            raise UserError(
+                f"eval.every={self.eval.every} needs labels and {self.data.source} has none. "
+                f"Leave it out, or sort the images into one folder per class."
+            )
         if self.pairs in ("standard", "oracle"):
             return
         if self.neighbors.k > num_images:

@@ -42,12 +42,12 @@ def filled(kind: str, images: int, window: int, k: int) -> NeighborMemory:
 
 def with_dictionaries(memory: NeighborMemory, images: int) -> list[bool]:
     """The same by plain Python, one image at a time; returns whether each gate was open."""
-    lists = memory.history_ids[:images].flatten(1).tolist()
-    similarities = memory.history_similarities[:images].float().flatten(1).tolist()
     gates = []
     for i in range(images):
+        lists = memory.history_ids[i].flatten().tolist()
+        similarities = memory.history_similarities[i].flatten().tolist()
         sums: dict[int, float] = {}
-        for j, similarity in zip(lists[i], similarities[i], strict=True):
+        for j, similarity in zip(lists, similarities, strict=True):
             sums[j] = sums.get(j, 0.0) + similarity
         support = sorted(sums, key=lambda j: (-sums[j], j))[: memory.k]
         gates.append(support[0] == i)

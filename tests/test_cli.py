@@ -63,6 +63,7 @@ def folder(tmp_path: Path) -> Path:
         (["--data", "{tmp}/images", "--batch-size", "21"], "batch_size=21 is more than the 20 images"),
         (["--data", "{tmp}/images", "--optim.warmup-epochs", "9"], "optim.warmup_epochs=9"),
         (["--data", "{tmp}/images", "--device", "abacus"], "device=abacus"),
+        (["--data", "{tmp}/images", "--eval.every", "1"], "eval.every=1 needs labels"),
         (["--data", "{tmp}/images", "--out", "{tmp}/images"], "not empty and not a run"),
     ],
 )

@@ -20,6 +20,8 @@ from adasim import seeding
 from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader, open_images
 from adasim.errors import UserError
+from adasim.eval.online import online_knn
+from adasim.eval.transforms import EvalTransform
 from adasim.methods import Seen, Step
 from adasim.models import BACKBONE_FILE, save_backbone
 from adasim.neighbors import PairPolicy
@@ -268,6 +270,17 @@ class Training:
         }
         if state.memory is not None:
             values |= neighbour_accuracy(state.memory.current_ids, self.images.labels)
+        every = self.config.eval.every
+        if every and (epoch + 1) % every == 0:
+            transform = EvalTransform.for_run(self.config)
+            values["knn_top1"] = online_knn(
+                state.method.exported,
+                self.images,
+                transform,
+                device=step.feature.device,
+                workers=self.config.data.workers,
+                seed=self.config.seed,
+            )
         self.metrics.write(state.step, values)
 
 
