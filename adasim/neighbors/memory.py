@@ -12,6 +12,7 @@ for epoch in range(epochs):
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -20,10 +21,10 @@ from torch.nn import functional as F
 
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
-from adasim.neighbors.window import ranked_sums, softmax_of_sums
+from adasim.neighbors.window import Ranker, softmax_of_sums
 from adasim.seeding import uniform
 
-_CHUNK = 512  # images whose windows are ranked at once
+_CHUNK = 256  # images whose windows are ranked at once
 _INT8_FROM = 1 << 24  # elements of the cache from which an int8 copy pays
 _GRID = 2.0**24  # features are rounded to multiples of 1 / _GRID, see `search`
 
@@ -296,7 +297,7 @@ class NeighborMemory:
         return neighbours, softmax_of_sums(neighbours, sums, self.window, tau)
 
     def _ranked(self, places: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """`ranked_sums` of the window of these places; a slice is read without a copy."""
+        """Candidates and their sums over the window of these places; a slice is read without a copy."""
         lists, similarities = self.history_ids[places], self.history_similarities[places]
         if self.timing == "current" and self._observing:  # the oldest epoch makes room for this one
             lists, similarities = lists.clone(), similarities.clone()
@@ -304,7 +305,18 @@ class NeighborMemory:
             lists[:, slot] = self.current_ids[places]
             similarities[:, slot] = self.current_similarities[places]
         k = self.k if self.support == "topk" else None
-        return ranked_sums(lists.flatten(1), similarities.flatten(1), k)
+        if len(lists) <= _CHUNK:
+            return self._ranker.ranked_sums(lists.flatten(1), similarities.flatten(1), k)
+        parts = zip(lists.flatten(1).split(_CHUNK), similarities.flatten(1).split(_CHUNK), strict=True)
+        ranked = [self._ranker.ranked_sums(part, values, k) for part, values in parts]
+        width = max(neighbours.shape[1] for neighbours, _ in ranked)
+        neighbours = [F.pad(found, (0, width - found.shape[1]), value=-1) for found, _ in ranked]
+        sums = [F.pad(found, (0, width - found.shape[1])) for _, found in ranked]
+        return torch.cat(neighbours), torch.cat(sums)
+
+    @cached_property
+    def _ranker(self) -> Ranker:
+        return Ranker(_CHUNK, self.window * self.k)
 
     def _refresh_int8(self) -> None:
         """Give search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""

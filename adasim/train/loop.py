@@ -6,6 +6,7 @@ images -> partners -> views -> student, teacher, loss -> neighbour memory -> nex
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -55,6 +56,8 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     config = get_recipe(config) if isinstance(config, str) else config
     if data is not None:
         config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("Pretraining runs in one process; start it without torchrun (see docs/scale.md).")
     device = pick_device(config.device)
     images = open_images(config.data.source, size=config.views.size)
     config.check(len(images), images.labels is not None)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from adasim.neighbors import NeighborMemory
+from adasim.neighbors.window import Ranker
 from adasim.seeding import uniform
 
 
@@ -204,6 +205,33 @@ def test_tau_zero_means_standard_pairs() -> None:
     assert p.tolist() == [[1.0], [1.0]]
     with pytest.raises(ValueError, match="tau=-1"):
         memory.distribution(torch.tensor([4]), -1)
+
+
+def test_a_long_list_of_ids_is_ranked_in_chunks() -> None:
+    torch.manual_seed(6)
+    memory = NeighborMemory(700, 4, window=2, k=3, support="union")
+    for _ in range(2):
+        memory.observe(torch.arange(700), torch.randn(700, 4))
+        memory.end_epoch()
+    whole = memory.distribution(torch.arange(700), 0.2)
+    for start in range(0, 700, 50):
+        ids = torch.arange(start, start + 50)
+        neighbours, p = memory.distribution(ids, 0.2)
+        width = neighbours.shape[1]
+        assert torch.equal(neighbours, whole[0][ids, :width])
+        assert torch.equal(p, whole[1][ids, :width])
+        assert (whole[0][ids, width:] == -1).all()
+
+
+def test_ids_too_large_for_packed_sorting_give_the_same_ranking() -> None:
+    torch.manual_seed(7)
+    lists = torch.randint(-1, 6, (40, 12), dtype=torch.int32)
+    similarities = torch.rand(40, 12).half()
+    small = Ranker(40, 12).ranked_sums(lists, similarities, 4)
+    far = torch.where(lists >= 0, lists + 2**30, -1)
+    large = Ranker(40, 12).ranked_sums(far, similarities, 4)
+    assert torch.equal(torch.where(large[0] >= 0, large[0] - 2**30, -1), small[0])
+    assert torch.equal(large[1], small[1])
 
 
 def test_an_unvisited_image_does_not_vote_again() -> None:
