@@ -28,6 +28,7 @@ from adasim.models import BACKBONE_FILE, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
+from adasim.train.distributed import pick_device
 from adasim.train.monitor import CollapseWatch
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.progress import Progress
@@ -308,18 +309,3 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Mixed precision where it was asked for and the device has it; a CPU runs fp32."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     return torch.autocast(device.type, dtype, enabled=precision != "fp32" and device.type != "cpu")
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name, or for `auto` the best there is."""
-    if name == "auto":
-        best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return best or torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device={name} cannot be used here ({str(error).splitlines()[0]}). Try --device auto."
-        ) from None
-    return device
