@@ -32,6 +32,7 @@ class Ranker:
         self.floats = torch.empty(rows, width)
         # Positions beyond 2^14 do not fit beside the mark of `_ends_of_runs` in 16 bits.
         self.ends = torch.empty(rows, width, dtype=torch.int16 if width < 1 << 14 else torch.int32)
+        self.places = self.columns.to(self.ends.dtype)
 
     def ranked_sums(self, ids: Tensor, similarities: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
         """Each image's candidates, best first, with the sums of their similarities.
@@ -80,7 +81,7 @@ class Ranker:
         flat = ids.view(-1)
         torch.eq(flat[1:], flat[:-1], out=ends.view(-1)[:-1])  # 1 where a run goes on
         ends[:, -1] = 0  # no run goes on in the next row
-        ends.mul_(far).add_(self.columns)
+        ends.mul_(far).add_(self.places)
         ends.numpy().sort(axis=1)  # with SIMD, this compacts faster than a search for the ends would
         width = int((ends.amin(0) < far).sum())
         return ends[:, :width].long()
