@@ -6,9 +6,7 @@ Both are asked with a `Task` and answer with `Made`; neither keeps anything betw
 from __future__ import annotations
 
 import signal
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +50,8 @@ def _unpack(epoch: int, ids: np.ndarray, partners: np.ndarray, views: tuple[int,
 
 
 class BatchEngine:
-    """All images in memory; on a CPU a thread prepares the next batches, on an accelerator its queue does."""
-
-    AHEAD = 2  # batches ready before they are asked for
+    """All images in memory, views made when asked for: an accelerator's queue overlaps them with training, and on
+    a CPU a thread that prepared them would only take the cores that train."""
 
     def __init__(self, array: Tensor, views: ViewsConfig, seed: int, device: torch.device) -> None:
         self._array = array.to(device)
@@ -72,26 +69,10 @@ class BatchEngine:
         return views, {}
 
     def run(self, tasks: list[Task]) -> Iterator[Made]:
-        if self._array.device.type != "cpu":
-            return map(self.make, tasks)
-        return _ahead(self.make, tasks, self.AHEAD)
+        return map(self.make, tasks)
 
     def close(self) -> None:
         pass
-
-
-def _ahead(make: Callable[[Task], Made], tasks: list[Task], depth: int) -> Iterator[Made]:
-    """make(task) for each task in order, up to `depth` of them made in a thread before they are needed."""
-    ready: deque[Future[Made]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="adasim-views") as thread:
-        try:
-            for i in range(len(tasks) + depth):
-                if i < len(tasks):
-                    ready.append(thread.submit(make, tasks[i]))
-                if i >= depth:
-                    yield ready.popleft().result()
-        finally:  # also when the consumer stops in mid-epoch
-            thread.shutdown(wait=True, cancel_futures=True)
 
 
 class ImageEngine:
