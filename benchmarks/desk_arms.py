@@ -54,7 +54,8 @@ def main() -> None:
                     "RankMe": last["epoch_rankme"],
                 }
             )
-            report("desk_arms", {"epochs": args.epochs, "data": config.data.source}, rows)  # as they come
+            name = "desk_arms" if args.epochs == 60 else f"desk_arms_{args.epochs}"
+            report(name, {"epochs": args.epochs, "data": config.data.source}, rows)  # as they come
 
 
 if __name__ == "__main__":

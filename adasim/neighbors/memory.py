@@ -24,7 +24,7 @@ from adasim.neighbors.search import search
 from adasim.neighbors.window import Ranker, softmax_of_sums
 from adasim.seeding import uniform
 
-_CHUNK = 256  # images whose windows are ranked at once
+_CHUNK = 512  # images whose windows are ranked at once
 _INT8_FROM = 1 << 24  # elements of the cache from which an int8 copy pays
 _GRID = 2.0**24  # features are rounded to multiples of 1 / _GRID, see `search`
 
