@@ -49,8 +49,11 @@ def extra_memory(run: Callable[[], Any]) -> tuple[Any, float]:
     return result, _status_gb("VmHWM") - before
 
 
-def report(name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table; save them, with date and machine, as JSON and Markdown."""
+def report(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], script: str = "") -> None:
+    """Print the rows as a table; save them, with date and machine, as JSON and Markdown.
+
+    `script` is the benchmark's own name where the result has another.
+    """
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = [columns, *([_text(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
@@ -74,7 +77,7 @@ def report(name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> N
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    heading = f"`python benchmarks/{name}.py`, {record['date']}, " + ", ".join(
+    heading = f"`python benchmarks/{script or name}.py`, {record['date']}, " + ", ".join(
         f"{k} {v}" for k, v in machine.items()
     )
     text = ", ".join(f"{k} {v}" for k, v in settings.items())

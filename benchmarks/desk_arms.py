@@ -55,7 +55,8 @@ def main() -> None:
                 }
             )
             name = "desk_arms" if args.epochs == 60 else f"desk_arms_{args.epochs}"
-            report(name, {"epochs": args.epochs, "data": config.data.source}, rows)  # as they come
+            settings = {"epochs": args.epochs, "data": config.data.source}
+            report(name, settings, rows, "desk_arms")  # as they come
 
 
 if __name__ == "__main__":
