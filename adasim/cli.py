@@ -124,8 +124,13 @@ def plan(arguments: Sequence[str]) -> None:
     show_plan(arguments)
 
 
+def is_first() -> bool:
+    """Whether this process speaks for all that a launcher started (torchrun's variable, or Slurm's)."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
 def say_where(out: Path) -> None:
-    if (out / "backbone.safetensors").exists():
+    if is_first() and (out / "backbone.safetensors").exists():
         Console(highlight=False).print(
             f"Encoder: {out / 'backbone.safetensors'}   metrics: {out / 'metrics.jsonl'}   "
             f"curves: tensorboard --logdir {out}",
@@ -167,5 +172,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UserError(f"Unknown command {arguments[0]!r}. The commands are {', '.join(COMMANDS)}.")
         COMMANDS[arguments[0]][0](arguments[1:])
     except UserError as error:
-        print(f"adasim: {error}", file=sys.stderr)
+        if is_first():
+            print(f"adasim: {error}", file=sys.stderr)
         sys.exit(2)

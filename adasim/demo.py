@@ -42,7 +42,7 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     )
     pretrain(config, out)
 
-    state = build_state(config, len(train), torch.device("cpu"))  # as it was before the first step
+    state = build_state(config, len(train))  # as it was before the first step
     checkpoint = CheckpointStore(out, config.save.keep).load_latest()
     if checkpoint is None or checkpoint.info["epoch"] < config.epochs:
         return  # stopped by the person who started it; the run has said how to continue

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -44,8 +44,8 @@ def atomic_write(path: Path, data: bytes | Callable[[BinaryIO], None]) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` for what is not finished yet; one per process and thread."""
-    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY}")
+    """A name beside `path` for what is not finished yet; no two are equal, on any machine that shares the folder."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
 
 
 def sync(path: Path) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     config = get_recipe("dino-vit-s16")
     config.pairs = "standard"  # the memory is made here, with a filled cache
     config.batch_size = args.batch
-    state = build_state(config, args.images, torch.device("cpu"))
+    state = build_state(config, args.images)
     method, dim = state.method, state.method.feature_dim
     memory = NeighborMemory(args.images, dim, args.window, args.k)
     generator = torch.Generator().manual_seed(0)

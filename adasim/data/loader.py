@@ -94,6 +94,10 @@ class PairLoader:
         """{id: where and why} of the images found unreadable so far."""
         return self._quarantine.found
 
+    def quarantine(self, found: dict[int, str]) -> None:
+        """Take note of images that another process could not read; raises a `UserError` if they are too many."""
+        self._quarantine.add(found)
+
     @property
     def engine(self) -> str:
         """`batch` or `image`: which one makes the views."""

@@ -1,15 +1,17 @@
 """Checkpoints of one run: tensors in safetensors files, everything else in a hashed JSON manifest, no pickle.
 
-    RUN/checkpoints/step-000000123/student.safetensors     one file per group of tensors
+    RUN/checkpoints/step-000000123/method.safetensors      one file per group of tensors
+                                   memory-00003.safetensors   some groups are one rank's share, written by it
                                    manifest.json           last: size and SHA-256 of every file, and `info`
-    RUN/history/epoch-000007-1f0c9a52d3e4b687.safetensors  one immutable file per epoch, shared by checkpoints
+    RUN/history/epoch-000007-1f0c9a52d3e4b687.safetensors  immutable, one per epoch and rank, shared by checkpoints
 
 A checkpoint is written as a temporary folder that takes its name by one rename: a kill at any moment leaves
 the ones before it whole. A second save at the same step (before and after an epoch's end) gets the name
 `step-000000123.1`: a valid checkpoint is never replaced, only superseded. Loading trusts nothing: names are
 plain, files are regular, sizes and hashes agree, headers parse; else the one before is taken.
 
-This module knows tensors and JSON, nothing of models. Only the process that holds the run's lock may write.
+This module knows tensors and JSON, nothing of models. Only the process that holds the run's lock may write, and
+the other ranks of its run, which call every verb together with it and fail together with it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ from torch import Tensor
 
 from adasim.errors import UserError
 from adasim.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
+from adasim.train.distributed import ALONE, Distributed
 from adasim.train.packing import pack_optimizer as pack_optimizer
 from adasim.train.packing import unpack_optimizer as unpack_optimizer
 
-_FORMAT = 1
+_FORMAT = 2
 _MAX_MANIFEST = 64 << 20  # a manifest holds counters, a configuration and hashes; a larger one is not ours
 _STEP = re.compile(r"step-([0-9]{9,})(?:\.([0-9]+))?")
 _PLAIN = re.compile(
@@ -77,11 +80,14 @@ class Checkpoint:
 class CheckpointStore:
     """Checkpoints and history files of the run in `folder`; `warn` hears of those that are not whole."""
 
-    def __init__(self, folder: Path, keep: int, warn: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, folder: Path, keep: int, warn: Callable[[str], None] = print, ranks: Distributed = ALONE
+    ) -> None:
         self.checkpoints = Path(folder) / "checkpoints"
         self.history = Path(folder) / "history"
         self.keep = keep
         self.warn = warn
+        self.ranks = ranks
         self._hashes: dict[tuple[int, ...], str] = {}  # file as it was when hashed -> SHA-256
 
     def save(
@@ -91,9 +97,9 @@ class CheckpointStore:
 
         Args:
             step: optimiser steps done.
-            tensors: group -> name -> tensor; each group becomes one file.
+            tensors: group -> name -> tensor; each group becomes one file, written by the rank that names it.
             info: whatever else the run needs, as JSON.
-            history: names that `write_history` returned and that this checkpoint needs.
+            history: names that `write_history` returned, on any rank, and that this checkpoint needs.
 
         Raises:
             SaveFailed: nothing was kept of this checkpoint and nothing before it was touched.
@@ -102,33 +108,44 @@ class CheckpointStore:
             if not _PLAIN.fullmatch(group):
                 raise ValueError(f"{group!r} cannot be the name of a group of tensors")
         json.dumps(info)  # a value that JSON cannot hold is a mistake of the caller: raise before any write
-        with self._saving(f"the checkpoint of step {step}"):
-            remove_leftovers(self.checkpoints)
-            final = self._free_name(step)
-            with _temporary_folder(final) as folder:
+        what = f"the checkpoint of step {step}"
+        with self._unfinished(step, what) as (folder, final):
+            entries = {}
+            with self.saving(what):
                 for group, values in tensors.items():
                     _write(folder / f"{group}{_SUFFIX}", values)
-                manifest = {
-                    "format": _FORMAT,
-                    "step": step,
-                    "info": info,
-                    "groups": {group: self._entry(folder / f"{group}{_SUFFIX}") for group in tensors},
-                    "history": [{"name": name, **self._entry(self.history / name)} for name in history],
-                }
-                atomic_write(folder / "manifest.json", _seal(manifest))
-                os.rename(folder, final)
-            sync(self.checkpoints)
-        self._retain()
+                    entries[group] = self._entry(folder / f"{group}{_SUFFIX}")
+            shares = self.ranks.gather(entries)
+            with self.saving(what):
+                if self.ranks.is_main:
+                    groups = {group: entry for share in shares for group, entry in share.items()}
+                    for group, entry in groups.items():  # the rank that wrote it has just hashed it
+                        self._hashes[_version(folder / f"{group}{_SUFFIX}")] = entry["sha256"]
+                    manifest = {
+                        "format": _FORMAT,
+                        "step": step,
+                        "info": info,
+                        "groups": groups,
+                        "history": [{"name": name, **self._entry(self.history / name)} for name in history],
+                    }
+                    atomic_write(folder / "manifest.json", _seal(manifest))
+                    os.rename(folder, final)
+                    sync(self.checkpoints)
+        if self.ranks.is_main:
+            self._retain()
         return final
 
     def write_history(self, epoch: int, tensors: dict[str, Tensor]) -> str:
-        """Write one epoch's tensors once and for all; returns the file's name.
+        """Write this rank's share of an epoch once and for all; returns its file's name.
 
         The name holds the content's hash. Writing the same epoch again (after a kill between this and the
         next checkpoint) gives the same name and no second file; `save` prunes files that no checkpoint names.
         """
-        with self._saving(f"the history of epoch {epoch}"):
-            remove_leftovers(self.history)
+        what = f"the history of epoch {epoch}"
+        with self.saving(what):
+            if self.ranks.is_main:
+                remove_leftovers(self.history)
+        with self.saving(what):
             with _temporary_folder(self.history / f"epoch-{epoch:06d}") as folder:
                 _write(folder / "new", tensors)
                 digest = sha256_file(folder / "new")
@@ -141,9 +158,18 @@ class CheckpointStore:
     def load_latest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, saying which newer ones are not; None if there never was one.
 
+        Rank 0 looks through them and tells the others.
+
         Raises:
             UserError: there are checkpoints and none is whole. Starting anew would hide the damage.
         """
+        found = None
+        with self.ranks.together():
+            if self.ranks.is_main:
+                found = self._newest_valid()
+        return self.ranks.gather(found)[0]
+
+    def _newest_valid(self) -> Checkpoint | None:
         self._hashes.clear()  # what is about to be trusted is read again
         paths = self._newest_first()
         problems: list[str] = []
@@ -233,8 +259,7 @@ class CheckpointStore:
 
         Without this every save would read the whole window of history, and retention every kept checkpoint.
         """
-        status = path.stat()
-        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        version = _version(path)
         if version not in self._hashes:
             self._hashes[version] = sha256_file(path)
         return self._hashes[version]
@@ -249,18 +274,42 @@ class CheckpointStore:
         return self.checkpoints / f"step-{step:09d}{suffix}"
 
     @contextmanager
-    def _saving(self, what: str) -> Iterator[None]:
-        """Turn whatever the file system refuses into one sentence."""
+    def _unfinished(self, step: int, what: str) -> Iterator[tuple[Path, Path]]:
+        """The folder that all ranks write into, and the name it is to take; gone afterwards unless it has."""
+        names: Any = None
+        with self.saving(what):
+            if self.ranks.is_main:
+                remove_leftovers(self.checkpoints)
+                final = self._free_name(step)
+                names = temporary_name(final), final
+                names[0].mkdir()
+        folder, final = self.ranks.gather(names)[0]
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.history.mkdir(parents=True, exist_ok=True)
-            yield
-        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
-            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-            raise SaveFailed(
-                f"Could not write {what} to {self.checkpoints.parent}: {reason}. "
-                f"The checkpoints before it are untouched; make room on the disk before the next save."
-            ) from error
+            yield folder, final
+        finally:
+            if self.ranks.is_main:
+                remove(folder)
+
+    @contextmanager
+    def saving(self, what: str) -> Iterator[None]:
+        """Turn whatever the file system refuses on any rank into one sentence on all."""
+        with self.ranks.together(SaveFailed):
+            try:
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
+                self.history.mkdir(parents=True, exist_ok=True)
+                yield
+            except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+                reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+                raise SaveFailed(
+                    f"Could not write {what} to {self.checkpoints.parent}: {reason}. "
+                    f"The checkpoints before it are untouched; make room on the disk before the next save."
+                ) from error
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Which file this is, and as of when."""
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _order(path: Path) -> tuple[int, int]:

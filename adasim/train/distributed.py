@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ from adasim.train.synced import synchronize
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=10)  # longer than a rank may take to save, shorter than a night lost to a hang
+
+
+class LostContactError(UserError):
+    """Another process of the run is gone."""
 
 
 class Runner(Protocol):
@@ -102,7 +107,22 @@ class Distributed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None or self.world == 1 or getattr(error, "shared", False):
+            return self.close()
+        # It befell this process alone, so the first cannot tell of it; and nobody is there to say goodbye to.
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+            lost = LostContactError(
+                f"Process {self.rank} of {self.world} lost touch with another one, which was probably killed; "
+                f"that one's last words, if any, say why. The newest checkpoint is good: resume from it."
+            )
+            self._tell(lost)
+            raise lost from error
+        if isinstance(error, UserError):
+            self._tell(error)
+
+    def _tell(self, error: UserError) -> None:
+        if not self.is_main:  # whose errors the command line shows
+            print(f"adasim: {error}", file=sys.stderr, flush=True)
 
     @property
     def is_main(self) -> bool:
@@ -161,17 +181,32 @@ class Distributed:
         dist.all_gather_object(things, thing)
         return things
 
+    def require_same(self, thing: object, otherwise: str) -> None:
+        """Refuse to go on, on all ranks, where `thing` is not the same on all."""
+        things = self.gather(thing)
+        with self.together():
+            if any(one != things[0] for one in things):
+                raise UserError(
+                    f"{otherwise} for all {self.world} processes. Give each machine the same files."
+                )
+
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """If the block raises a UserError on one rank, it is raised on all. No collectives inside."""
+    def together(self, kind: type[Exception] = UserError) -> Iterator[None]:
+        """If the block raises an error of that kind on one rank, it is raised on all. No collectives inside."""
         error = None
         try:
             yield
-        except UserError as mine:
+        except kind as mine:
             error = mine
         for one in self.gather(error):
             if one is not None:
+                if isinstance(one, UserError):
+                    one.shared = True
                 raise one
+
+
+ALONE = Distributed(0, 1, torch.device("cpu"))
+"""One process, on its CPU."""
 
 
 class _Shell(nn.Module):

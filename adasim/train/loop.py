@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from adasim import seeding
@@ -28,7 +30,7 @@ from adasim.models import BACKBONE_FILE, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
-from adasim.train.distributed import pick_device
+from adasim.train.distributed import ALONE, Distributed
 from adasim.train.monitor import CollapseWatch
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.progress import Progress
@@ -57,65 +59,95 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     config = get_recipe(config) if isinstance(config, str) else config
     if data is not None:
         config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("Pretraining runs in one process; start it without torchrun (see docs/scale.md).")
-    device = pick_device(config.device)
-    images = open_images(config.data.source, size=config.views.size)
-    config.check(len(images), images.labels is not None)
-    facts = {"fingerprint": images.fingerprint(), "listing": images.listing(), "device": str(device)}
-    with ExitStack() as stack:
-        if resume:
-            run = stack.enter_context(RunFolder.open(Path(out)))
-            check_same(run.description(), {"config": config.to_dict(), **facts})
-        state = build_state(config, len(images), device)
-        loader = PairLoader(
-            images,
-            config.views,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            workers=config.data.workers,
-            device=device,
-            max_unreadable=config.data.max_unreadable,
-        )
-        stack.callback(loader.close)
-        if not resume:
-            run = stack.enter_context(RunFolder.create(Path(out), config, facts))
-        Training(config, run, images, loader, state).run()
-    return Path(out)
+    out = Path(out)
+    resume = resume or restarted(out)
+    with Distributed.start(config.device) as ranks, ExitStack() as stack:
+        with ranks.together():
+            ranks.check_batch(config.batch_size)
+            images = open_images(config.data.source, size=config.views.size)
+            config.check(len(images), images.labels is not None)
+        ranks.require_same(images.fingerprint(), f"{config.data.source} does not hold the same images")
+        facts = {
+            "fingerprint": images.fingerprint(),
+            "listing": images.listing(),
+            "device": str(ranks.device),
+        }
+        with ranks.together():
+            if resume and ranks.is_main:
+                run = stack.enter_context(RunFolder.open(out))
+                check_same(run.description(), {"config": config.to_dict(), **facts})
+        with ranks.together():
+            state = build_state(config, len(images), ranks)
+            loader = PairLoader(
+                images,
+                config.views,
+                batch_size=config.batch_size,
+                seed=config.seed,
+                workers=config.data.workers,
+                device=ranks.device,
+                max_unreadable=config.data.max_unreadable,
+                rank=ranks.rank,
+                world=ranks.world,
+            )
+            stack.callback(loader.close)
+        with ranks.together():
+            if not resume and ranks.is_main:
+                run = stack.enter_context(RunFolder.create(out, config, facts))
+        with ranks.together():
+            if not ranks.is_main:
+                run = RunFolder.open(out, lock=False)  # on a disk that all machines of the run share
+        Training(config, run, images, loader, state, ranks).run()
+    return out
+
+
+def restarted(out: Path) -> bool:
+    """Whether torchrun (`--max-restarts`) has started this command again: then the run that it made goes on."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (out / "config.json").is_file()
 
 
 class Training:
-    """One run in one process: the state, what feeds it, and what watches it."""
+    """One run, seen from one of its processes: the state, what feeds it, and what watches it."""
 
     def __init__(
-        self, config: Config, run: RunFolder, images: ImageSet, loader: PairLoader, state: TrainState
+        self,
+        config: Config,
+        run: RunFolder,
+        images: ImageSet,
+        loader: PairLoader,
+        state: TrainState,
+        ranks: Distributed = ALONE,
     ) -> None:
         self.config, self.path, self.images, self.loader, self.state = config, run.path, images, loader, state
+        self.ranks = ranks
+        self.stopping = False  # agreed on by all ranks, as everything is that decides what comes next
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = config.epochs * loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
         self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
-        self.recent: deque[Tensor] = deque(maxlen=max(1, 2048 // config.batch_size))  # features to watch
-        self.told_unreadable = 0
+        recent = max(1, 2048 * ranks.world // config.batch_size)
+        self.recent: deque[Tensor] = deque(maxlen=recent)  # features to watch
+        self.unreadable = self.told_unreadable = 0  # images: known to all ranks, told to the person
         self.notes = run.version_changes()
-        self.store = CheckpointStore(run.path, config.save.keep, self.notes.append)
+        self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks)
         checkpoint = self.store.load_latest()
         if checkpoint is not None:
             state.load(checkpoint)
+        self.run_forward = ranks.wrap(state.method)
         self.saved_step = None if checkpoint is None else state.step
         self.saved_at = time.monotonic()
 
     def run(self) -> None:
         """Train to the last epoch, or to a request to stop."""
         config, state = self.config, self.state
-        with (
-            StopRequests() as stop,
-            MetricsLog(self.path, state.step) as self.metrics,
-            Progress(self.total_steps, config.epochs, state.step) as self.bar,
-        ):
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopRequests())
+            if self.ranks.is_main:
+                self.metrics = stack.enter_context(MetricsLog(self.path, state.step))
+            console = Console(highlight=False, quiet=not self.ranks.is_main)
+            self.bar = stack.enter_context(Progress(self.total_steps, config.epochs, state.step, console))
             for note in self.notes:
                 self.bar.say(note)
-            while state.epoch < config.epochs and not stop.requested:
+            while state.epoch < config.epochs and not self.ranks.all_any(self.stopping or stop.requested):
                 self.train_epoch(stop)
             if self.saved_step != state.step:  # stopped in mid-epoch, or the last save failed
                 self.save()
@@ -134,7 +166,11 @@ class Training:
         state, clip = self.state, self.config.optim.clip_grad
         epoch, method = state.epoch, state.method
         for batch, step, waited in self.steps(epoch):
-            loss = self.require_finite(step.loss, batch)
+            loss, changed, save_due = self.agree(step.loss, batch, stop)
+            if state.memory is not None and state.memory.timing == "previous":
+                observe = state.memory.observe_async(
+                    batch.ids, step.feature
+                )  # travels during the backward pass
             set_schedules(state.optimizer, self.config, state.step, self.steps_per_epoch)
             state.optimizer.zero_grad(set_to_none=True)
             state.scaler.scale(step.loss).backward()
@@ -146,13 +182,13 @@ class Training:
             state.scaler.update()
             method.after_step(state.step, self.total_steps)
             if state.memory is not None and state.memory.timing == "previous":
-                state.memory.observe(batch.ids, step.feature)  # search the cache, then write into it
-            state.count(loss, batch.ids, batch.partners)
-            self.report_step(epoch, batch, step, loss, waited)
+                observe()  # search the cache, then write into it
+            state.count(loss, changed)
+            self.report_step(epoch, step, loss, waited)
             if state.step_in_epoch < self.steps_per_epoch:
-                if stop.requested:
+                if self.stopping:
                     return
-                if time.monotonic() - self.saved_at >= 60 * self.config.save.every_minutes:
+                if save_due:
                     self.save()
         self.report_epoch(epoch, step)
         state.end_epoch()
@@ -175,10 +211,11 @@ class Training:
             views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
             with autocast(self.config.precision, batch.ids.device):
                 if after_the_fact:
-                    batch, step, late = self.late_partners(batch, views, epoch)
-                    waited += late
+                    late = partial(self.late_partners, batch, views, epoch)
+                    batch, step, waited_more = self.run_forward(late)
+                    waited += waited_more
                 else:
-                    step = state.method(views, epoch)
+                    step = self.run_forward(partial(state.method, views, epoch))
             yield batch, step, waited
 
     def late_partners(self, batch: Batch, views: list[Tensor], epoch: int) -> tuple[Batch, Step, float]:
@@ -204,14 +241,45 @@ class Training:
         step = method.loss([first, second, *others], epoch)
         return batch._replace(partners=partners.to(batch.ids.device)), step, late
 
-    def require_finite(self, loss: Tensor, batch: Batch) -> float:
-        """The loss as a number; stops before anything learns from one that is none."""
-        value = float(loss.detach())
-        if math.isfinite(value):
-            return value
+    def agree(self, loss: Tensor, batch: Batch, stop: StopRequests) -> tuple[float, int, bool]:
+        """What the ranks decide together after a forward pass, before anything learns from it.
+
+        Returns the batch's loss, how many of its pairs joined two images, and whether to save. Sets `stopping`.
+
+        Raises:
+            NonFiniteLossError: the loss of some rank is not a number; on all ranks.
+            UserError: all ranks together have met too many unreadable images; on all ranks.
+        """
+        mine = float(loss.detach())
+        overdue = time.monotonic() - self.saved_at >= 60 * self.config.save.every_minutes
+        mean, stopping, save_due, changed, unread = self.ranks.all_mean(
+            mine,
+            stop.requested,
+            overdue and self.ranks.is_main,
+            float((batch.partners != batch.ids).sum()),
+            len(self.loader.quarantined) - self.unreadable,
+        )
+        if not math.isfinite(mean):
+            with self.ranks.together():
+                if not math.isfinite(mine):
+                    self.refuse(mine, batch)
+        if unread:
+            self.share_unreadable()
+        self.stopping = stopping > 0
+        return mean, round(changed * self.ranks.world), save_due > 0
+
+    def share_unreadable(self) -> None:
+        """Let every rank know of the images that any could not read; together they may be too many."""
+        everyones = self.ranks.gather(self.loader.quarantined)
+        with self.ranks.together():
+            for found in everyones:
+                self.loader.quarantine(found)
+        self.unreadable = len(self.loader.quarantined)
+
+    def refuse(self, loss: float, batch: Batch) -> None:
         names = [self.images.where(i) for i in batch.ids[:5].tolist()]
         raise NonFiniteLossError(
-            f"The loss is {value} at step {self.state.step} (epoch {self.state.epoch + 1}); nothing "
+            f"The loss is {loss} at step {self.state.step} (epoch {self.state.epoch + 1}); nothing "
             f"was learnt from it. Its batch begins with {', '.join(names)}. Look at these images, or start "
             f"again with a lower --optim.lr; the last checkpoint in {self.path} is good."
         )
@@ -223,14 +291,16 @@ class Training:
         """
         self.saved_at = time.monotonic()
         try:
-            self.metrics.sync()
-            save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
+            with self.store.saving("metrics and encoder"):
+                if self.ranks.is_main:
+                    self.metrics.sync()
+                    save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
             self.state.save(self.store)
             self.saved_step = self.state.step
-        except (SaveFailed, OSError) as problem:
+        except SaveFailed as problem:
             self.bar.say(f"Step {self.state.step} is not saved yet: {problem}")
 
-    def report_step(self, epoch: int, batch: Batch, step: Step, loss: float, waited: float) -> None:
+    def report_step(self, epoch: int, step: Step, loss: float, waited: float) -> None:
         """The progress bar after every step, a line of metrics after some."""
         state, save = self.state, self.config.save
         seen = state.step_in_epoch * self.config.batch_size
@@ -240,11 +310,11 @@ class Training:
             step=state.step,
             epoch=epoch,
             loss=loss,
-            images=len(batch.ids),
+            images=self.config.batch_size,
             waited_s=waited,
             bootstrap=bootstrap,
         )
-        if state.step % save.log_every == 0:
+        if self.ranks.is_main and state.step % save.log_every == 0:
             values = {"epoch": epoch, "loss": loss, "lr": state.optimizer.param_groups[0]["lr"]}
             values |= {name: float(value) for name, value in step.diagnostics.items()}
             self.metrics.write(state.step, values)
@@ -252,11 +322,16 @@ class Training:
     def report_epoch(self, epoch: int, step: Step) -> None:
         """The epoch's line of metrics, and a word if the encoder collapses."""
         state = self.state
+        values: dict[str, float] = {}
+        if state.memory is not None:
+            values = self.neighbour_accuracy()
+        if not self.ranks.is_main:
+            return
         entropy = step.diagnostics.get("teacher_entropy")
         warnings = self.watch.update(
             torch.cat(list(self.recent)), None if entropy is None else float(entropy)
         )
-        unreadable = dict(self.loader.quarantined)
+        unreadable = self.loader.quarantined
         if len(unreadable) > self.told_unreadable:
             self.told_unreadable = len(unreadable)
             warnings.append(
@@ -265,15 +340,14 @@ class Training:
             )
         for sentence in warnings:
             self.bar.say(sentence)
-        values: dict[str, float] = {
+        values = {
             "epoch": epoch,
             "epoch_loss": state.loss_sum / self.steps_per_epoch,
             "bootstrap_ratio": state.partners_changed / (self.steps_per_epoch * self.config.batch_size),
             "unreadable": len(unreadable),
             **{f"epoch_{name}": value for name, value in self.watch.readings.items()},
+            **values,
         }
-        if state.memory is not None:
-            values |= neighbour_accuracy(state.memory.current_ids, self.images.labels)
         every = self.config.eval.every
         if every and (epoch + 1) % every == 0:
             transform = EvalTransform.for_run(self.config)
@@ -287,22 +361,30 @@ class Training:
             )
         self.metrics.write(state.step, values)
 
+    def neighbour_accuracy(self) -> dict[str, float]:
+        """Of this epoch's lists: how often the first and second neighbour is the image, or of its class."""
+        assert self.state.memory is not None
+        lists, first = self.state.memory.current_ids, self.state.memory.rows.start
+        counts = neighbour_counts(lists, first, self.images.labels)
+        visited, *hits = self.ranks.all_mean(int((lists[:, 0] >= 0).sum()), *counts.values())
+        return {name: hit / visited if visited else math.nan for name, hit in zip(counts, hits, strict=True)}
 
-def neighbour_accuracy(lists: Tensor, labels: Tensor | None) -> dict[str, float]:
-    """Of this epoch's lists (N, K): how often the first and second neighbour is the image, or of its class.
+
+def neighbour_counts(lists: Tensor, first: int, labels: Tensor | None) -> dict[str, int]:
+    """How many of the lists (N, K) of the images from `first` on name the image, or one of its class, at rank 1, 2.
 
     The first is mostly the image itself, so its class says little; the second is the one to watch.
     """
     visited = (lists[:, 0] >= 0).nonzero()[:, 0]
-    values = {}
+    images = visited + first
+    counts = {}
     for rank in range(min(2, lists.shape[1])):
         neighbour = lists[visited, rank].long()
-        found = neighbour >= 0
-        values[f"nn_self_top{rank + 1}"] = float((neighbour == visited).float().mean())
+        counts[f"nn_self_top{rank + 1}"] = int((neighbour == images).sum())
         if labels is not None:
-            same = (labels[neighbour.clamp(min=0)] == labels[visited]) & found
-            values[f"nn_accuracy_top{rank + 1}"] = float(same.float().mean())
-    return values
+            same = (labels[neighbour.clamp(min=0)] == labels[images]) & (neighbour >= 0)
+            counts[f"nn_accuracy_top{rank + 1}"] = int(same.sum())
+    return counts
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

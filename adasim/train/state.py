@@ -7,6 +7,7 @@ pure functions of the counters below.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.methods import Method, build_method
-from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, Standard
+from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, ShardedMemory, Standard
 from adasim.train.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
+from adasim.train.distributed import ALONE, Distributed
 from adasim.train.optim import build_optimizer
 
 
@@ -27,7 +29,7 @@ class TrainState:
     method: Method
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    memory: NeighborMemory | None
+    memory: ShardedMemory | None
     """None for the policies that need no neighbours."""
     step: int = 0
     """Optimiser steps done."""
@@ -39,18 +41,19 @@ class TrainState:
     """Sum of this epoch's losses."""
     partners_changed: int = 0
     """How many of this epoch's pairs joined two different images."""
-    history: dict[int, str] = field(default_factory=dict)
-    """Epoch -> name of its immutable file of top-K lists."""
+    history: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    """Epoch -> (first image, file name) of its immutable files of top-K lists, one per rank that saved it."""
 
     def save(self, store: CheckpointStore) -> None:
-        """Write a checkpoint. A finished epoch's lists are written once, then only named."""
+        """Write a checkpoint: rank 0 what all share, each rank its rows of the memory.
+
+        A finished epoch's lists are written once, then only named.
+        """
         if self.memory is not None:
             window = range(max(0, self.epoch - self.memory.window), self.epoch)
-            self.history = {
-                e: self.history.get(e) or store.write_history(e, self.memory.epoch_lists(e)) for e in window
-            }
+            self.history = {e: self.history.get(e) or self._write_history(store, e) for e in window}
         moments, settings = pack_optimizer(self.optimizer)
-        tensors = {"method": self.method.state_dict(), "optimizer": moments}
+        tensors = {"method": self.method.state_dict(), "optimizer": moments} if store.ranks.is_main else {}
         info = {
             "step": self.step,
             "epoch": self.epoch,
@@ -59,33 +62,44 @@ class TrainState:
             "partners_changed": self.partners_changed,
             "optimizer": settings,
             "scaler": self.scaler.state_dict(),
-            "history": [[epoch, name] for epoch, name in self.history.items()],
+            "history": [[epoch, parts] for epoch, parts in self.history.items()],
         }
         if self.memory is not None:
             state = self.memory.state_dict()
-            tensors["memory"] = {k: v for k, v in state.items() if not k.startswith("history")}
-        store.save(self.step, tensors, info, list(self.history.values()))
+            group = f"memory-{store.ranks.rank:05d}"
+            tensors[group] = {k: v for k, v in state.items() if not k.startswith("history")}
+            info["memory"] = store.ranks.gather((self.memory.rows.start, group))
+        store.save(self.step, tensors, info, [name for parts in self.history.values() for _, name in parts])
+
+    def _write_history(self, store: CheckpointStore, epoch: int) -> list[tuple[int, str]]:
+        assert self.memory is not None
+        name = store.write_history(epoch, self.memory.epoch_lists(epoch))
+        return store.ranks.gather((self.memory.rows.start, name))
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take over a checkpoint of a run with the same configuration."""
+        """Take over a checkpoint of a run with the same configuration, saved by any number of ranks."""
         info = checkpoint.info
         self.method.load_state_dict(checkpoint.tensors("method"))
         unpack_optimizer(self.optimizer, checkpoint.tensors("optimizer"), info["optimizer"])
         self.scaler.load_state_dict(info["scaler"])
         self.step, self.epoch, self.step_in_epoch = info["step"], info["epoch"], info["step_in_epoch"]
         self.loss_sum, self.partners_changed = info["loss_sum"], info["partners_changed"]
-        self.history = {int(epoch): name for epoch, name in info["history"]}
+        self.history = {
+            int(epoch): [(first, name) for first, name in parts] for epoch, parts in info["history"]
+        }
         if self.memory is not None:
-            for epoch, name in self.history.items():
-                self.memory.load_epoch_lists(epoch, checkpoint.history_tensors(name))
-            self.memory.load_state_dict({**self.memory.state_dict(), **checkpoint.tensors("memory")})
+            for epoch, parts in self.history.items():
+                for first, name in overlapping(parts, self.memory.rows):
+                    self.memory.load_epoch_lists(epoch, checkpoint.history_tensors(name), first)
+            parts = overlapping(info["memory"], self.memory.rows)
+            self.memory.load_parts((first, checkpoint.tensors(group)) for first, group in parts)
 
-    def count(self, loss: float, ids: Tensor, partners: Tensor) -> None:
+    def count(self, loss: float, partners_changed: int) -> None:
         """One more step done."""
         self.step += 1
         self.step_in_epoch += 1
         self.loss_sum += loss
-        self.partners_changed += int((partners != ids).sum())
+        self.partners_changed += partners_changed
 
     def end_epoch(self) -> None:
         """Move on to the next epoch; this epoch's lists join the window."""
@@ -109,16 +123,26 @@ class TrainState:
         return total.hexdigest()
 
 
-def build_state(config: Config, num_images: int, device: torch.device) -> TrainState:
-    """The state before the first step, a pure function of the configuration."""
+def overlapping(parts: Sequence[tuple[int, str]], rows: range) -> list[tuple[int, str]]:
+    """Those of the (first image, name) that hold some of these rows; each part ends where the next begins."""
+    stops = [first for first, _ in parts[1:]] + [rows.stop]
+    return [
+        part for part, stop in zip(parts, stops, strict=True) if part[0] < rows.stop and stop > rows.start
+    ]
+
+
+def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> TrainState:
+    """The state before the first step, a pure function of the configuration; of the memory, this rank's share."""
+    device = ranks.device
     method = build_method(config, config.views.size).to(device)
+    ranks.synchronize(method, config.batch_size)
     if any(p.ndim == 4 for p in method.parameters()):
         method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
     method.train()
     memory = None
     if config.pairs in ("nearest", "adasim"):
         neighbors = config.neighbors
-        memory = NeighborMemory(
+        memory = ShardedMemory(
             num_images,
             method.feature_dim,
             window=1 if config.pairs == "nearest" else neighbors.window,

@@ -69,7 +69,7 @@ def _digest(out: Path) -> str:
     """The digest of a run's newest checkpoint, loaded into a fresh state."""
     config = Config.from_dict(json.loads((out / "config.json").read_text()))
     images = open_images(config.data.source, size=config.views.size)
-    state = build_state(config, len(images), torch.device("cpu"))
+    state = build_state(config, len(images))
     checkpoint = CheckpointStore(out, keep=9).load_latest()
     assert checkpoint is not None
     state.load(checkpoint)

@@ -120,16 +120,16 @@ def test_a_signal_at_the_last_step_of_an_epoch_saves_once(
 def test_a_second_signal_during_the_save_does_no_harm(
     runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path, number: int
 ) -> None:
-    """The first epoch's end writes four files; the save that a signal asks for at step 4 writes the next."""
+    """The first epoch's end writes four files; the save that a signal asks for in step 4 writes the next."""
     started = [
         runs.start(small(), tmp_path / kind, hooks=[at(STEP, 4, kind), at(WRITE, number, kind, "before")])
         for kind in ("terminate", "interrupt")
     ]
     for run in started:
         assert run.wait() == 0, run.said
-        assert "Stopped after step 4" in run.said
+        assert "Stopped after step 5" in run.said  # the step in which all processes learn of it
     for kind in ("terminate", "interrupt"):
-        assert (tmp_path / kind / "checkpoints" / "step-000000004").is_dir()
+        assert (tmp_path / kind / "checkpoints" / "step-000000005").is_dir()
         pretrain(small(), tmp_path / kind, resume=True)
         assert digest(tmp_path / kind) == undisturbed
 
@@ -333,7 +333,7 @@ def test_a_feature_that_is_not_finite_never_enters_the_memory(
     pretrain(config, tmp_path / "run")
     newest = CheckpointStore(tmp_path / "run", keep=2).load_latest()
     assert newest is not None
-    cache = newest.tensors("memory")["cache"]
+    cache = newest.tensors("memory-00000")["cache"]
     assert cache.isfinite().all()
     assert torch.equal(cache.norm(dim=1) > 0.5, torch.arange(48) != 7)
     lists = newest.history_tensors(newest.history[-1])

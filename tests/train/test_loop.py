@@ -16,13 +16,14 @@ from torch import Tensor
 
 import adasim
 from adasim.config import Config
-from adasim.data import BatchedViews, PairLoader, open_images
+from adasim.data import Batch, BatchedViews, PairLoader, open_images
 from adasim.methods import Dino, Step, build_method
 from adasim.neighbors import NeighborMemory, Oracle
 from adasim.seeding import key, permutation, uniform
 from adasim.train.checkpoint import Checkpoint, CheckpointStore
 from adasim.train.loop import NonFiniteLossError, Training, pretrain
 from adasim.train.run import RunFolder
+from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_state
 
 Small = Callable[..., Config]
@@ -39,15 +40,15 @@ class Pairs(NamedTuple):
 
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pairs]]:
-    """Every step's queries and partners, as the loop counts them."""
+    """Every step's queries and partners, as the loop knows them after the forward pass."""
     seen: list[Pairs] = []
-    count = TrainState.count
+    agree = Training.agree
 
-    def recorded(self: TrainState, loss: float, ids: Tensor, partners: Tensor) -> None:
-        seen.append(Pairs(self.epoch, ids, partners))
-        count(self, loss, ids, partners)
+    def recorded(self: Training, loss: Tensor, batch: Batch, stop: StopRequests) -> tuple[float, int, bool]:
+        seen.append(Pairs(self.state.epoch, batch.ids, batch.partners))
+        return agree(self, loss, batch, stop)
 
-    monkeypatch.setattr(TrainState, "count", recorded)
+    monkeypatch.setattr(Training, "agree", recorded)
     return seen
 
 
@@ -60,7 +61,7 @@ def newest(out: Path) -> Checkpoint:
 def start(config: Config, out: Path) -> Training:
     """The pieces that `pretrain` puts together, to look inside while they run."""
     images = open_images(config.data.source, size=config.views.size)
-    state = build_state(config, len(images), torch.device("cpu"))
+    state = build_state(config, len(images))
     loader = PairLoader(images, config.views, batch_size=config.batch_size, seed=config.seed)
     facts = {"fingerprint": images.fingerprint(), "listing": images.listing()}
     return Training(config, RunFolder.create(out, config, facts), images, loader, state)
@@ -202,7 +203,7 @@ def test_the_loop_is_algorithm_1(
     for part, network in (("student", reference.student), ("teacher", reference.teacher)):
         for name, value in network.state_dict().items():
             torch.testing.assert_close(weights[f"{part}.{name}"], value, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(result.tensors("memory")["cache"].double(), cache, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.tensors("memory-00000")["cache"].double(), cache, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["dino", "simsiam"])
@@ -214,8 +215,8 @@ def test_tau_0_trains_bit_identically_to_standard_pairs(
     pretrain(small(neighbors__tau=0.0, **changes), tmp_path / "tau 0")
     assert all(torch.equal(step.ids, step.partners) for step in pairs)
     one, other = newest(tmp_path / "standard"), newest(tmp_path / "tau 0")
-    assert "memory" in other.groups
-    assert "memory" not in one.groups
+    assert "memory-00000" in other.groups
+    assert "memory-00000" not in one.groups
     for group in ("method", "optimizer"):
         a, b = one.tensors(group), other.tensors(group)
         assert a.keys() == b.keys()
@@ -313,7 +314,7 @@ def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
     assert memory is not None
     images = open_images(config.data.source, size=16).as_array()
     assert images is not None
-    views, observe = BatchedViews(config.views), memory.observe
+    views, observe_async = BatchedViews(config.views), memory.observe_async
     before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
     teacher = build_method(config, 16).teacher
     checked = 0
@@ -325,14 +326,14 @@ def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
         with torch.no_grad():
             torch.testing.assert_close(features, teacher.backbone(view_1), rtol=1e-4, atol=1e-5)
         checked += 1
-        return observe(ids, features)
+        return observe_async(ids, features)
 
-    monkeypatch.setattr(memory, "observe", checked_observe)
+    monkeypatch.setattr(memory, "observe_async", checked_observe)
     count = TrainState.count
 
-    def recorded_count(self: TrainState, loss: float, ids: Tensor, partners: Tensor) -> None:
+    def recorded_count(self: TrainState, loss: float, partners_changed: int) -> None:
         before.update({name: value.clone() for name, value in method.teacher.state_dict().items()})
-        count(self, loss, ids, partners)
+        count(self, loss, partners_changed)
 
     monkeypatch.setattr(TrainState, "count", recorded_count)
     training.run()
@@ -430,7 +431,7 @@ def test_a_run_describes_itself_and_its_backbone_loads_into_timm(
     assert json.loads((out / "versions.json").read_text())["torch"] == torch.__version__
     assert list((out / "tensorboard").iterdir())
 
-    state = build_state(config, 48, torch.device("cpu"))
+    state = build_state(config, 48)
     state.load(newest(out))
     assert isinstance(state.method, Dino)
     teacher = state.method.teacher.backbone.eval()

@@ -264,7 +264,7 @@ def test_the_digest_sees_every_part_of_the_state(small: Small) -> None:
     from adasim.train.state import build_state
 
     def build() -> Any:
-        return build_state(small(), 48, torch.device("cpu"))
+        return build_state(small(), 48)
 
     fresh = build().digest()
     assert build().digest() == fresh
