@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,25 +15,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from adasim import seeding
 from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader, open_images
 from adasim.errors import UserError
-from adasim.eval.online import online_knn
-from adasim.eval.transforms import EvalTransform
 from adasim.methods import Seen, Step
 from adasim.models import BACKBONE_FILE, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
 from adasim.train.distributed import ALONE, Distributed
-from adasim.train.monitor import CollapseWatch
 from adasim.train.optim import clip_per_tensor, set_schedules
-from adasim.train.progress import Progress
-from adasim.train.run import MetricsLog, RunFolder, check_same
+from adasim.train.report import Reporter
+from adasim.train.run import RunFolder, check_same
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_policy, build_state
 
@@ -123,10 +118,8 @@ class Training:
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = config.epochs * loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
-        self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
-        recent = max(1, 2048 * ranks.world // config.batch_size)
-        self.recent: deque[Tensor] = deque(maxlen=recent)  # features to watch
-        self.unreadable = self.told_unreadable = 0  # images: known to all ranks, told to the person
+        self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks)
+        self.unreadable = 0  # images that all ranks know to be so
         self.notes = run.version_changes()
         self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks)
         checkpoint = self.store.load_latest()
@@ -139,14 +132,9 @@ class Training:
     def run(self) -> None:
         """Train to the last epoch, or to a request to stop."""
         config, state = self.config, self.state
-        with ExitStack() as stack:
-            stop = stack.enter_context(StopRequests())
-            if self.ranks.is_main:
-                self.metrics = stack.enter_context(MetricsLog(self.path, state.step))
-            console = Console(highlight=False, quiet=not self.ranks.is_main)
-            self.bar = stack.enter_context(Progress(self.total_steps, config.epochs, state.step, console))
+        with StopRequests() as stop, self.report:
             for note in self.notes:
-                self.bar.say(note)
+                self.report.say(note)
             while state.epoch < config.epochs and not self.ranks.all_any(self.stopping or stop.requested):
                 self.train_epoch(stop)
             if self.saved_step != state.step:  # stopped in mid-epoch, or the last save failed
@@ -157,7 +145,7 @@ class Training:
                     f"{self.saved_step}. Make room, then: adasim pretrain --resume {self.path}"
                 )
             if state.epoch < config.epochs:
-                self.bar.say(
+                self.report.say(
                     f"Stopped after step {state.step}. Continue with: adasim pretrain --resume {self.path}"
                 )
 
@@ -170,7 +158,7 @@ class Training:
             if state.memory is not None and state.memory.timing == "previous":
                 observe = state.memory.observe_async(
                     batch.ids, step.feature
-                )  # travels during the backward pass
+                )  # sets out before the backward pass
             set_schedules(state.optimizer, self.config, state.step, self.steps_per_epoch)
             state.optimizer.zero_grad(set_to_none=True)
             state.scaler.scale(step.loss).backward()
@@ -184,13 +172,13 @@ class Training:
             if state.memory is not None and state.memory.timing == "previous":
                 observe()  # search the cache, then write into it
             state.count(loss, changed)
-            self.report_step(epoch, step, loss, waited)
+            self.report.step(epoch, step, loss, waited)
             if state.step_in_epoch < self.steps_per_epoch:
                 if self.stopping:
                     return
                 if save_due:
                     self.save()
-        self.report_epoch(epoch, step)
+        self.report.epoch(epoch, step, self.loader.quarantined)
         state.end_epoch()
         self.save()
 
@@ -292,99 +280,13 @@ class Training:
         self.saved_at = time.monotonic()
         try:
             with self.store.saving("metrics and encoder"):
+                self.report.sync()
                 if self.ranks.is_main:
-                    self.metrics.sync()
                     save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
             self.state.save(self.store)
             self.saved_step = self.state.step
         except SaveFailed as problem:
-            self.bar.say(f"Step {self.state.step} is not saved yet: {problem}")
-
-    def report_step(self, epoch: int, step: Step, loss: float, waited: float) -> None:
-        """The progress bar after every step, a line of metrics after some."""
-        state, save = self.state, self.config.save
-        seen = state.step_in_epoch * self.config.batch_size
-        bootstrap = None if self.config.pairs == "standard" else state.partners_changed / seen
-        self.recent.append(step.feature)
-        self.bar.update(
-            step=state.step,
-            epoch=epoch,
-            loss=loss,
-            images=self.config.batch_size,
-            waited_s=waited,
-            bootstrap=bootstrap,
-        )
-        if self.ranks.is_main and state.step % save.log_every == 0:
-            values = {"epoch": epoch, "loss": loss, "lr": state.optimizer.param_groups[0]["lr"]}
-            values |= {name: float(value) for name, value in step.diagnostics.items()}
-            self.metrics.write(state.step, values)
-
-    def report_epoch(self, epoch: int, step: Step) -> None:
-        """The epoch's line of metrics, and a word if the encoder collapses."""
-        state = self.state
-        values: dict[str, float] = {}
-        if state.memory is not None:
-            values = self.neighbour_accuracy()
-        if not self.ranks.is_main:
-            return
-        entropy = step.diagnostics.get("teacher_entropy")
-        warnings = self.watch.update(
-            torch.cat(list(self.recent)), None if entropy is None else float(entropy)
-        )
-        unreadable = self.loader.quarantined
-        if len(unreadable) > self.told_unreadable:
-            self.told_unreadable = len(unreadable)
-            warnings.append(
-                f"{len(unreadable)} of {len(self.images)} images cannot be read and are replaced by others, "
-                f"the last found being {[*unreadable.values()][-1]}."
-            )
-        for sentence in warnings:
-            self.bar.say(sentence)
-        values = {
-            "epoch": epoch,
-            "epoch_loss": state.loss_sum / self.steps_per_epoch,
-            "bootstrap_ratio": state.partners_changed / (self.steps_per_epoch * self.config.batch_size),
-            "unreadable": len(unreadable),
-            **{f"epoch_{name}": value for name, value in self.watch.readings.items()},
-            **values,
-        }
-        every = self.config.eval.every
-        if every and (epoch + 1) % every == 0:
-            transform = EvalTransform.for_run(self.config)
-            values["knn_top1"] = online_knn(
-                state.method.exported,
-                self.images,
-                transform,
-                device=step.feature.device,
-                workers=self.config.data.workers,
-                seed=self.config.seed,
-            )
-        self.metrics.write(state.step, values)
-
-    def neighbour_accuracy(self) -> dict[str, float]:
-        """Of this epoch's lists: how often the first and second neighbour is the image, or of its class."""
-        assert self.state.memory is not None
-        lists, first = self.state.memory.current_ids, self.state.memory.rows.start
-        counts = neighbour_counts(lists, first, self.images.labels)
-        visited, *hits = self.ranks.all_mean(int((lists[:, 0] >= 0).sum()), *counts.values())
-        return {name: hit / visited if visited else math.nan for name, hit in zip(counts, hits, strict=True)}
-
-
-def neighbour_counts(lists: Tensor, first: int, labels: Tensor | None) -> dict[str, int]:
-    """How many of the lists (N, K) of the images from `first` on name the image, or one of its class, at rank 1, 2.
-
-    The first is mostly the image itself, so its class says little; the second is the one to watch.
-    """
-    visited = (lists[:, 0] >= 0).nonzero()[:, 0]
-    images = visited + first
-    counts = {}
-    for rank in range(min(2, lists.shape[1])):
-        neighbour = lists[visited, rank].long()
-        counts[f"nn_self_top{rank + 1}"] = int((neighbour == images).sum())
-        if labels is not None:
-            same = (labels[neighbour.clamp(min=0)] == labels[images]) & (neighbour >= 0)
-            counts[f"nn_accuracy_top{rank + 1}"] = int(same.sum())
-    return counts
+            self.report.say(f"Step {self.state.step} is not saved yet: {problem}")
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

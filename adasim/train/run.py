@@ -27,7 +27,6 @@ import torch
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.files import TEMPORARY, atomic_write, remove, remove_leftovers
-from adasim.train.metrics import MetricsLog as MetricsLog
 
 _FOLDERS = ("checkpoints", "history", "tensorboard")
 _UNFINISHED = {*_FOLDERS, "lock", "versions.json", "data.json"}  # what a kill inside `create` may leave

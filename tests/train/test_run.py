@@ -19,7 +19,8 @@ from adasim.config import Config, NeighborsConfig, SaveConfig
 from adasim.errors import UserError
 from adasim.files import TEMPORARY
 from adasim.train import run as module
-from adasim.train.run import MetricsLog, RunFolder, check_same
+from adasim.train.metrics import MetricsLog
+from adasim.train.run import RunFolder, check_same
 
 LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
 FACTS: dict[str, Any] = {"fingerprint": "f00d", "listing": LISTING, "device": "cpu"}
