@@ -254,6 +254,8 @@ class Config:
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast type of the forward pass on an accelerator; a CPU always runs fp32."""
+    compile: bool = False
+    """Compile the encoders with torch.compile: slow first steps, faster ones after. Rounding differs slightly."""
     data: DataConfig = field(default_factory=DataConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

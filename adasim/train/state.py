@@ -7,6 +7,8 @@ pure functions of the counters below.
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.methods import Method, build_method
+from adasim.models import Backbone
 from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, ShardedMemory, Standard
 from adasim.train.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
 from adasim.train.distributed import ALONE, Distributed
@@ -136,6 +139,8 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
     device = ranks.device
     method = build_method(config, config.views.size).to(device)
     ranks.synchronize(method, config.batch_size)
+    if config.compile:
+        compile_encoders(method)
     if any(p.ndim == 4 for p in method.parameters()):
         method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
     method.train()
@@ -154,6 +159,16 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
         )
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16" and device.type == "cuda")
     return TrainState(method, build_optimizer(method, config), scaler, memory)
+
+
+def compile_encoders(method: Method) -> None:
+    """Let torch.compile rewrite the encoders' forward passes in place; parameters and their names stay."""
+    on_cpu = all(p.device.type == "cpu" for p in method.parameters())
+    if on_cpu and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        raise UserError("--compile needs a C++ compiler on a CPU. Install g++, or leave it out.")
+    for module in method.modules():
+        if isinstance(module, Backbone):
+            module.compile()
 
 
 def build_policy(
