@@ -153,7 +153,13 @@ class Distributed:
         """
         if self.world == 1:
             return lambda forward: forward()
-        return DistributedDataParallel(_Shell(network), broadcast_buffers=False)
+        run = DistributedDataParallel(_Shell(network))
+        # After its first backward pass DDP packs gradients anew, in the order in which they were ready, and how a
+        # sum over four ranks rounds depends on a number's place in its pack. So that the first step after a resume
+        # rounds like any other, that first pass takes place here, over a sum that reaches all from last to first.
+        run(lambda: torch.stack([p.sum() for p in run.parameters()]).sum()).backward()
+        network.zero_grad(set_to_none=True)
+        return run
 
     # ---- agreement ----
 
@@ -181,14 +187,17 @@ class Distributed:
         dist.all_gather_object(things, thing)
         return things
 
-    def require_same(self, thing: object, otherwise: str) -> None:
-        """Refuse to go on, on all ranks, where `thing` is not the same on all."""
-        things = self.gather(thing)
+    def require_same(self, facts: Mapping[str, object]) -> None:
+        """Refuse to go on, on all ranks, where one of the named values is not the same on all."""
+        everyones = self.gather(dict(facts))
         with self.together():
-            if any(one != things[0] for one in things):
-                raise UserError(
-                    f"{otherwise} for all {self.world} processes. Give each machine the same files."
-                )
+            for rank, theirs in enumerate(everyones):
+                for name, value in everyones[0].items():
+                    if theirs[name] != value:
+                        raise UserError(
+                            f"{name} is {value} in process 0 and {theirs[name]} in process {rank}. Start all "
+                            f"{self.world} processes with the same command, on the same files."
+                        )
 
     @contextmanager
     def together(self, kind: type[Exception] = UserError) -> Iterator[None]:
@@ -210,11 +219,14 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 
 
 class _Shell(nn.Module):
-    """DDP prepares for the backward pass in `forward`; ours has several entrances, so it is handed in."""
+    """DDP prepares for the backward pass in `forward`; ours has several entrances, so it is handed in.
+
+    It holds what learns and nothing else: teacher and running statistics are the same on all ranks anyway.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.learned = nn.ParameterList(p for p in network.parameters() if p.requires_grad)
 
     def forward(self, forward: Callable[[], T]) -> T:
         return forward()

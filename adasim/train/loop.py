@@ -29,7 +29,7 @@ from adasim.train.checkpoint import CheckpointStore, SaveFailed
 from adasim.train.distributed import ALONE, Distributed
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import Reporter
-from adasim.train.run import RunFolder, check_same
+from adasim.train.run import RunFolder, check_same, decisive
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_policy, build_state
 
@@ -57,11 +57,14 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     out = Path(out)
     resume = resume or restarted(out)
     with Distributed.start(config.device) as ranks, ExitStack() as stack:
+        ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
             ranks.check_batch(config.batch_size)
             images = open_images(config.data.source, size=config.views.size)
             config.check(len(images), images.labels is not None)
-        ranks.require_same(images.fingerprint(), f"{config.data.source} does not hold the same images")
+        ranks.require_same(
+            {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
+        )
         facts = {
             "fingerprint": images.fingerprint(),
             "listing": images.listing(),
@@ -88,9 +91,10 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
         with ranks.together():
             if not resume and ranks.is_main:
                 run = stack.enter_context(RunFolder.create(out, config, facts))
+        owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
         with ranks.together():
             if not ranks.is_main:
-                run = RunFolder.open(out, lock=False)  # on a disk that all machines of the run share
+                run = RunFolder.join(out, owner)
         Training(config, run, images, loader, state, ranks).run()
     return out
 

@@ -110,6 +110,24 @@ class RunFolder:
             raise _unwritable(out, error) from error
         return cls(out, config, facts, handle)
 
+    @classmethod
+    def join(cls, out: Path, owner: str) -> RunFolder:
+        """Take part, from another process, in the run that `owner` (its `owner()`) holds the lock of."""
+        try:
+            found = (Path(out) / "lock").read_text()
+        except OSError:
+            found = ""
+        if found != owner:
+            raise UserError(
+                f"{out} is not the same folder on {socket.gethostname()} as for the first process of the run. "
+                f"Name an --out on a disk that all machines of the run share."
+            )
+        return cls.open(out, lock=False)
+
+    def owner(self) -> str:
+        """Who holds the run's lock, as written in it."""
+        return (self.path / "lock").read_text()
+
     def description(self) -> dict[str, Any]:
         """What `check_same` compares."""
         return {"config": self.config.to_dict(), **self.facts}
@@ -154,11 +172,11 @@ def check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
     Both are `{"config": ..., "fingerprint": ..., "listing": [...]}`. Where the images lie, how they are read,
     the device, saving and evaluation may change; whatever shapes the result may not.
     """
-    before, after = (_flatten(json.loads(json.dumps(d["config"]))) for d in (saved, now))
+    before, after = (decisive(description["config"]) for description in (saved, now))
     changed = [
         f"{name} was {before.get(name)} and is now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())
-        if not name.startswith(_MAY_CHANGE) and before.get(name) != after.get(name)
+        if before.get(name) != after.get(name)
     ]
     if changed:
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
@@ -172,6 +190,12 @@ def check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
             f"Cannot resume with other data: {difference}. "
             f"Restore the data set as it was, or start a new run with another --out."
         )
+
+
+def decisive(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings that shape the result, by their names on the command line."""
+    flat = _flatten(json.loads(json.dumps(config)))
+    return {name: value for name, value in flat.items() if not name.startswith(_MAY_CHANGE)}
 
 
 def _difference(before: list[str], after: list[str]) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from adasim.config import (
     ViewsConfig,
 )
 from adasim.data import open_images
+from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore
 from adasim.train.state import build_state
 
@@ -62,6 +64,38 @@ def _config(**changes: Any) -> Config:
             raise AttributeError(name)
         setattr(owner, field, value)
     return config
+
+
+def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
+    """What to type after `adasim` for this configuration."""
+    wanted, recipe = _flat(asdict(config)), _flat(asdict(get_recipe("desk-vit")))
+    if resume:
+        options = {name: value for name, value in wanted.items() if name.startswith(("data.", "save."))}
+    else:
+        options = {
+            name: value for name, value in wanted.items() if value != recipe[name] and name != "recipe"
+        }
+    words = ["pretrain", *(["--resume", str(out)] if resume else ["desk-vit", "--out", str(out)])]
+    for name, value in options.items():
+        *parents, field = name.replace("_", "-").split(".")
+        if isinstance(value, bool):
+            words.append("--" + ".".join([*parents, field if value else f"no-{field}"]))
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            words += ["--" + ".".join([*parents, field]), *map(str, values)]
+    return words
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def _digest(out: Path) -> str:
@@ -103,6 +137,27 @@ class Run:
         return self.log.read_text()
 
 
+@dataclass
+class Ranks:
+    """A pretraining in several processes."""
+
+    runs: list[Run]
+    records: list[Path]
+
+    def wait(self, seconds: float = ENOUGH_S) -> list[int]:
+        """The exit code of each, or minus the signal that ended it."""
+        return [run.wait(seconds) for run in self.runs]
+
+    @property
+    def said(self) -> list[str]:
+        return [run.said for run in self.runs]
+
+    @property
+    def recorded(self) -> list[list[dict[str, Any]]]:
+        """What each did, line by line; see `driver.Recorder`."""
+        return [[json.loads(line) for line in path.read_text().splitlines()] for path in self.records]
+
+
 class Runs:
     """Starts pretrainings; see driver.py."""
 
@@ -118,6 +173,7 @@ class Runs:
         resume: bool = False,
         hooks: Sequence[dict[str, Any]] = (),
         threads: int = 1,
+        **more: Any,
     ) -> Run:
         self._logs += 1
         log = out.with_name(f"{out.name}-{self._logs}.log")
@@ -131,10 +187,33 @@ class Runs:
                     "hooks": list(hooks),
                     "threads": threads,
                     "log": str(log),
+                    **more,
                 }
             }
         )
         return Run(pid, out, log, self._ask)
+
+    def start_ranks(
+        self,
+        config: Config | Sequence[Config],
+        out: Path,
+        world: int,
+        *,
+        resume: bool = False,
+        hooks: Sequence[dict[str, Any]] = (),
+        **more: Any,
+    ) -> Ranks:
+        """The command `adasim pretrain` in `world` processes, with torchrun's variables, and perhaps each with
+        a configuration of its own."""
+        configs = [config] * world if isinstance(config, Config) else config
+        port, runs, records = _free_port(), [], []
+        for rank, one in enumerate(configs):
+            numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_PORT": port}
+            env = {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
+            records.append(out.with_name(f"{out.name}-{self._logs}.jsonl"))
+            more |= {"env": env, "record": str(records[-1]), "command": True}
+            runs.append(self.start(one, out, resume=resume, hooks=hooks, **more))
+        return Ranks(runs, records)
 
     def _ask(self, request: dict[str, Any]) -> Any:
         assert self._driver.stdin is not None
@@ -171,3 +250,13 @@ def digest() -> Callable[[Path], str]:
 @pytest.fixture(scope="session")
 def metrics() -> Callable[[Path], list[dict[str, Any]]]:
     return _metrics
+
+
+@pytest.fixture(scope="session")
+def arguments() -> Callable[..., list[str]]:
+    return _arguments
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    return _free_port

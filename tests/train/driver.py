@@ -8,12 +8,23 @@ Each line of JSON on its standard input is a request, each line on its standard 
 
 RUN holds config, out, resume, threads, log (a file that takes what the run prints) and hooks. A hook
 {"call": "module:Class.function", "number": 3, "when": "after", "do": "kill"} acts when that function is called
-for the third time in that process. The product has no such hooks: they are put around its functions here.
+for the third time in that process; with {"rank": 1} in that rank's process alone, and only before torchrun has
+restarted it. The product has no such hooks: they are put around its functions here. Optional parts of RUN:
+
+    command      true: be the command `adasim pretrain`, which speaks and exits, instead of calling pretrain
+    env          environment variables, such as torchrun's
+    folder       the working folder
+    record       a file for what the run did, see `Recorder`
+    digests      true: record the state's digest, too, after every step and where a loss is refused
+    features     true: the memory is shown features that depend on (epoch, id) alone, not on the encoder
+
+    python driver.py RUN.json            one run, in this process: what torchrun starts
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import gc
 import importlib
@@ -22,16 +33,22 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.utils.tensorboard
 
-import adasim.train.loop  # noqa: F401 - before the fork
+import adasim.cli
 from adasim.config import Config
+from adasim.errors import UserError
+from adasim.neighbors import NeighborMemory
+from adasim.seeding import uniform
+from adasim.train.loop import NonFiniteLossError, Training, pretrain
+from adasim.train.state import TrainState
 
 ACTIONS: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -41,7 +58,13 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "interrupt the group": lambda: os.killpg(os.getpgrp(), signal.SIGINT),
     "kill a worker": lambda: os.kill(children()[0], signal.SIGKILL),
     "pause": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "find the disk full": lambda: raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+    "refuse": lambda: raising(UserError("Nothing is wrong here. Carry on.")),
 }
+
+
+def raising(error: Exception) -> None:
+    raise error
 
 
 def children() -> list[int]:
@@ -62,7 +85,9 @@ def hook(call: str, number: int, when: str, do: str) -> None:
         if mine and when == "before":
             act(do)
         result = original(*args, **kwargs)
-        if mine and when == "after":
+        if mine and do == "make the loss NaN":
+            result.loss = result.loss * torch.nan
+        elif mine and when == "after":
             act(do)
         return result
 
@@ -88,6 +113,66 @@ def fill(path: Path) -> None:
                     file.write(bytes(size))
 
 
+class Recorder:
+    """Lines of JSON about what a process did: steps (ids, partners, loss), epochs (lists, p_win), digests."""
+
+    def __init__(self, path: str, digests: bool) -> None:
+        self._path = path
+        agree, count, end_epoch = Training.agree, TrainState.count, TrainState.end_epoch
+
+        def recorded_agree(training: Training, loss: Any, batch: Any, stop: Any) -> Any:
+            try:
+                agreed = agree(training, loss, batch, stop)
+            except NonFiniteLossError:
+                self._write(refused=training.state.step, digest=training.state.digest())
+                raise
+            ids, partners = batch.ids.tolist(), batch.partners.tolist()
+            self._write(step=training.state.step, ids=ids, partners=partners, loss=agreed[0])
+            return agreed
+
+        def recorded_count(state: TrainState, *counted: Any) -> None:
+            count(state, *counted)
+            if digests:
+                self._write(counted=state.step, digest=state.digest())
+
+        def recorded_end_epoch(state: TrainState) -> None:
+            memory = state.memory
+            if memory is not None:
+                lists, similarities = memory.current_ids.tolist(), memory.current_similarities.tolist()
+                end_epoch(state)
+                world = int(os.environ.get("WORLD_SIZE", "1"))
+                asked = torch.arange(memory.num_images).chunk(world)[-1 - int(os.environ.get("RANK", "0"))]
+                neighbours, p = memory.distribution(asked, tau=0.2)  # of other rows than it holds
+                first = memory.rows.start
+                self._write(epoch=state.epoch - 1, first=first, lists=lists, similarities=similarities)
+                self._write(p_win=state.epoch - 1, of=asked.tolist(), ids=neighbours.tolist(), p=p.tolist())
+            else:
+                end_epoch(state)
+
+        for owner, function in (
+            (Training, recorded_agree),
+            (TrainState, recorded_count),
+            (TrainState, recorded_end_epoch),
+        ):
+            setattr(owner, function.__name__.removeprefix("recorded_"), function)
+
+    def _write(self, **line: Any) -> None:
+        with open(self._path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def show_chosen_features() -> None:
+    """Features that keep near their image's own of the epoch before, with some pairs of equal images."""
+    prepare = NeighborMemory._prepare
+
+    def prepare_chosen(memory: NeighborMemory, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        image = uniform(0, "image", 0, torch.where(ids % 8 == 1, ids - 1, ids), memory.dim)
+        noise = uniform(0, "noise", memory.epochs, ids, memory.dim) * (ids % 8 > 1)[:, None]
+        return prepare(memory, ids, (image + noise / 2).float())
+
+    setattr(NeighborMemory, "_prepare", prepare_chosen)  # noqa: B010 - mypy allows no assignment
+
+
 def start(run: dict[str, Any]) -> int | None:
     """Fork. The new process leaves with None and trains."""
     if pid := os.fork():
@@ -102,11 +187,40 @@ def start(run: dict[str, Any]) -> int | None:
 
 def train(run: dict[str, Any]) -> None:
     torch.set_num_threads(run["threads"])
+    os.environ.update(run.get("env", {}))
+    os.chdir(run.get("folder", "."))
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     for one in run["hooks"]:
-        hook(**one)
-    from adasim.train.loop import pretrain
+        rank = one.pop("rank", None)
+        if rank is None or (str(rank) == os.environ["RANK"] and not restarted):
+            hook(**one)
+    if run.get("record"):
+        Recorder(run["record"], run.get("digests", False))
+    if run.get("features"):
+        show_chosen_features()
+    config, out, resume = Config.from_dict(run["config"]), Path(run["out"]), run["resume"]
+    if run.get("command"):
+        # Parsing takes a second and is tested elsewhere: the arguments are as good as parsed.
+        adasim.cli.tyro.cli = lambda kind, **_: kind(out, config)  # type: ignore[assignment]
+        adasim.cli.main(["pretrain", *(["--resume", str(out)] if resume else ["desk-vit"])])
+    else:
+        pretrain(config, out, resume=resume)
 
-    pretrain(Config.from_dict(run["config"]), run["out"], resume=run["resume"])
+
+def leave_at_once(run: dict[str, Any]) -> NoReturn:
+    """Train, and exit with the right code but without tidying up, which takes twice as long as the training."""
+    code = 1
+    try:
+        train(run)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def wait(pid: int, seconds: float) -> int | None:
@@ -126,7 +240,9 @@ def main() -> None:
         request = json.loads(line)
         if "start" in request:
             pid = start(request["start"])
-            if pid is None:
+            if pid is None and request["start"].get("command"):
+                leave_at_once(request["start"])
+            elif pid is None:
                 return train(request["start"])  # and leave as any program does, exit handlers included
             print(json.dumps(pid), flush=True)
         else:
@@ -134,4 +250,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        train(json.loads(Path(sys.argv[1]).read_text()))
+    else:
+        main()
