@@ -88,11 +88,15 @@ class Distributed:
         where = pick_device(device, place.local_rank)
         if where.type != "cpu":
             torch.accelerator.set_device_index(where.index)
+        address = place.address or "env://"
+        store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
+        # torchrun's store outlives a restart, and with it the addresses of processes that are gone.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         dist.init_process_group(
             dist.get_default_backend_for_device(where),
-            init_method=place.address,
-            rank=place.rank if place.address else -1,
-            world_size=place.world if place.address else -1,
+            store=dist.PrefixStore(f"attempt {attempt}", store),
+            rank=rank,
+            world_size=world,
             timeout=timeout,
         )
         return cls(place.rank, place.world, where, started=True)

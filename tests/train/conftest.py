@@ -260,3 +260,26 @@ def arguments() -> Callable[..., list[str]]:
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     return _free_port
+
+
+@pytest.fixture(scope="session")
+def torchrun() -> Callable[..., list[tuple[int, str]]]:
+    """`torchrun([argument, ...], ...)`: exit code and output of commands that run side by side."""
+
+    def run(*commands: list[str]) -> list[tuple[int, str]]:
+        launcher = [sys.executable, "-m", "torch.distributed.run"]
+        launched = [
+            subprocess.Popen(
+                [*launcher, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            for command in commands
+        ]
+        try:
+            outputs = [one.communicate(timeout=ENOUGH_S)[0] for one in launched]
+        finally:
+            for one in launched:
+                one.terminate()  # it ends its processes
+                one.wait()
+        return [(one.returncode, output) for one, output in zip(launched, outputs, strict=True)]
+
+    return run

@@ -3,8 +3,6 @@
 Most runs here are ranks forked by driver.py with torchrun's variables; a few are torchrun's own.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +20,7 @@ from adasim.train.state import TrainState, build_state
 Small = Callable[..., Config]
 Digest = Callable[[Path], str]
 Metrics = Callable[[Path], list[dict[str, Any]]]
+Torchrun = Callable[..., list[tuple[int, str]]]
 WORLDS = (1, 2, 4)
 STEP = "adasim.train.state:TrainState.count"
 
@@ -193,30 +192,16 @@ def test_batch_norm_looks_at_the_images_of_all_ranks(
 # Launchers
 
 
-def torchrun(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def finish(*launched: subprocess.Popen[str]) -> list[tuple[int, str]]:
-    """Exit code and output of each."""
-    try:
-        outputs = [one.communicate(timeout=90)[0] for one in launched]
-    finally:
-        for one in launched:
-            one.kill()
-    return [(one.returncode, output) for one, output in zip(launched, outputs, strict=True)]
-
-
 def test_torchrun_trains_as_ranks_do_here(
     whole: Callable[[int], tuple[Path, Story]],
     small: Small,
     digest: Digest,
     arguments: Callable[..., list[str]],
+    torchrun: Torchrun,
     tmp_path: Path,
 ) -> None:
     command = ["-m", "adasim", *arguments(small(epochs=3), tmp_path / "run")]
-    [(code, said)] = finish(torchrun("--standalone", "--nproc-per-node=2", *command))
+    [(code, said)] = torchrun(["--standalone", "--nproc-per-node=2", *command])
     assert code == 0, said
     assert said.count("Encoder: ") == said.count("(100%)") == 1  # one process speaks
     assert "Warning" not in said
@@ -228,12 +213,13 @@ def test_two_nodes_on_loopback_train_together(
     small: Small,
     digest: Digest,
     arguments: Callable[..., list[str]],
+    torchrun: Torchrun,
     free_port: Callable[[], int],
     tmp_path: Path,
 ) -> None:
     where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     command = ["-m", "adasim", *arguments(small(epochs=3), tmp_path / "run")]
-    nodes = finish(*(torchrun(*where, f"--node-rank={node}", *command) for node in range(2)))
+    nodes = torchrun(*([*where, f"--node-rank={node}", *command] for node in range(2)))
     assert [code for code, _ in nodes] == [0, 0], nodes
     assert ["Encoder: " in said for _, said in nodes] == [True, False]
     assert digest(tmp_path / "run") == digest(whole(2)[0])

@@ -1,0 +1,341 @@
+"""Faults that befall one process of several: all act together, nothing is lost, nothing hangs."""
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from adasim.config import Config
+from adasim.data import open_images
+from adasim.files import TEMPORARY
+from adasim.seeding import permutation
+
+Small = Callable[..., Config]
+Digest = Callable[[Path], str]
+Metrics = Callable[[Path], list[dict[str, Any]]]
+Torchrun = Callable[..., list[tuple[int, str]]]
+
+STEP = "adasim.train.state:TrainState.count"
+WRITE = "adasim.train.checkpoint:_write"
+MANIFEST = "adasim.train.checkpoint:atomic_write"
+LOSS = "adasim.methods.dino:Dino._step"
+KILLED = -signal.SIGKILL
+
+
+class Ranks(Protocol):
+    said: list[str]
+    recorded: list[list[dict[str, Any]]]
+
+    def wait(self, seconds: float = ...) -> list[int]: ...
+
+
+class Runs(Protocol):
+    def start_ranks(
+        self,
+        config: Config | Sequence[Config],
+        out: Path,
+        world: int,
+        *,
+        resume: bool = False,
+        hooks: Sequence[dict[str, Any]] = (),
+        digests: bool = False,
+    ) -> Ranks: ...
+
+
+def at(call: str, number: int, do: str, *, rank: int, when: str = "after") -> dict[str, Any]:
+    return {"call": call, "number": number, "when": when, "do": do, "rank": rank}
+
+
+def steps(out: Path) -> list[int]:
+    """Steps of the checkpoints, the newest last."""
+    paths = (out / "checkpoints").iterdir()
+    return sorted(int(path.name[5:14]) for path in paths if not path.name.endswith(TEMPORARY))
+
+
+@pytest.fixture
+def resumed(runs: Runs, small: Small) -> Callable[..., list[str]]:
+    """Resume a run, to its end; returns what its ranks said."""
+
+    def run(out: Path, world: int = 2) -> list[str]:
+        ranks = runs.start_ranks(small(epochs=3), out, world, resume=True)
+        assert ranks.wait() == [0] * world, ranks.said
+        assert not list(out.rglob(f"*{TEMPORARY}"))
+        return ranks.said
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(runs: Runs, small: Small, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The folder of a run of small(epochs=3) on that many ranks that nothing happens to; each is made once."""
+    made: dict[int, Path] = {}
+
+    def run(world: int) -> Path:
+        if world not in made:
+            made[world] = tmp_path_factory.mktemp("undisturbed") / f"{world}"
+            ranks = runs.start_ranks(small(epochs=3), made[world], world)
+            assert ranks.wait() == [0] * world, ranks.said
+        return made[world]
+
+    return run
+
+
+@pytest.fixture
+def assert_undisturbed(
+    undisturbed: Callable[[int], Path], digest: Digest, metrics: Metrics
+) -> Callable[..., None]:
+    """The same state, bit for bit, and the same losses as a run that nothing happened to."""
+
+    def check(out: Path, world: int = 2) -> None:
+        reference = undisturbed(world)
+        assert digest(out) == digest(reference)
+        losses = [[(x["step"], x["loss"]) for x in metrics(run) if "loss" in x] for run in (out, reference)]
+        assert losses[0] == losses[1]
+
+    return check
+
+
+# Kills
+
+
+@pytest.mark.parametrize(("world", "victims"), [(2, [1]), (2, [0, 1]), (4, [0])])
+def test_killed_in_mid_epoch_a_run_ends_with_the_bits_of_one_that_was_not(
+    runs: Runs,
+    small: Small,
+    resumed: Callable[..., list[str]],
+    assert_undisturbed: Callable[..., None],
+    tmp_path: Path,
+    world: int,
+    victims: list[int],
+) -> None:
+    """With a checkpoint after every step, so that it goes on in mid-epoch. The others notice and end."""
+    often = small(epochs=3, save__every_minutes=0.0)
+    hooks = [at(STEP, 5, "kill", rank=rank) for rank in victims]
+    ranks = runs.start_ranks(often, tmp_path / "run", world, hooks=hooks)
+    assert ranks.wait() == [KILLED if rank in victims else 2 for rank in range(world)]
+    for rank, said in enumerate(ranks.said):
+        assert ("lost touch with another" in said) == (rank not in victims)
+        assert "Traceback" not in said
+    assert steps(tmp_path / "run") == [3, 4]
+    resumed(tmp_path / "run", world)
+    assert_undisturbed(tmp_path / "run", world)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        at(WRITE, 4, "kill", rank=1),  # after history, memory and history, its share of the second checkpoint
+        at(MANIFEST, 2, "kill", rank=0, when="before"),
+    ],
+    ids=["rank 1", "rank 0"],
+)
+def test_killed_between_the_files_of_the_ranks_and_their_manifest(
+    runs: Runs,
+    small: Small,
+    resumed: Callable[..., list[str]],
+    assert_undisturbed: Callable[..., None],
+    tmp_path: Path,
+    kill: dict[str, Any],
+) -> None:
+    ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=[kill])
+    codes = ranks.wait()
+    assert sorted(codes) == [KILLED, 2]
+    assert codes[kill["rank"]] == KILLED
+    assert steps(tmp_path / "run") == [3]
+    if kill["rank"] == 0:  # else it is there to tidy up
+        [unfinished] = (tmp_path / "run" / "checkpoints").glob(f"*{TEMPORARY}")
+        written = {path.stem for path in unfinished.iterdir()}
+        assert written == {"method", "optimizer", "memory-00000", "memory-00001"}
+    resumed(tmp_path / "run")
+    assert_undisturbed(tmp_path / "run")
+
+
+def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
+    small: Small, torchrun: Torchrun, assert_undisturbed: Callable[..., None], tmp_path: Path
+) -> None:
+    """Processes that start again find neither the old ones' addresses nor, in the folder, a foreign run."""
+    out = tmp_path / "run"
+    run = {
+        "config": small(epochs=3, save__every_minutes=0.0).to_dict(),
+        "out": str(out),
+        "resume": False,
+        "threads": 1,
+        "hooks": [at(STEP, 5, "kill", rank=1)],
+        "command": True,
+    }
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    program = [str(Path(__file__).with_name("driver.py")), str(tmp_path / "run.json")]
+    [(code, said)] = torchrun(["--standalone", "--nproc-per-node=2", "--max-restarts=1", *program])
+    assert code == 0, said
+    assert "exitcode: -9" in said
+    assert said.count("step 1/9") == 1
+    assert said.count("step 5/9") == 2  # the first one after the restart: step 4 was saved
+    assert_undisturbed(out)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_rank_stops_all_within_a_step(
+    runs: Runs,
+    small: Small,
+    resumed: Callable[..., list[str]],
+    assert_undisturbed: Callable[..., None],
+    tmp_path: Path,
+    rank: int,
+) -> None:
+    hooks = [at(STEP, 4, "terminate", rank=rank)]
+    ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=hooks)
+    assert ranks.wait() == [0, 0], ranks.said
+    assert steps(tmp_path / "run") == [3, 5]
+    assert "Stopped after step 5. Continue with: adasim pretrain --resume" in ranks.said[0]
+    assert ranks.said[1] == ""
+    resumed(tmp_path / "run")
+    assert_undisturbed(tmp_path / "run")
+
+
+# Before the first step
+
+
+def refused(ranks: Ranks, sentence: str) -> None:
+    """All leave with code 2, and the first says why, once."""
+    assert set(ranks.wait()) == {2}, ranks.said
+    assert re.search(sentence, ranks.said[0]), ranks.said[0]
+    assert ranks.said[0].count("adasim: ") == 1
+    assert not any(ranks.said[1:])
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_before_a_folder_is_made(
+    runs: Runs, small: Small, tmp_path: Path
+) -> None:
+    ranks = runs.start_ranks(small(batch_size=18), tmp_path / "run", 4)
+    refused(ranks, r"batch_size=18 cannot be divided by 4 processes\. Use --batch-size 16 or 20")
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_with_other_data_or_other_settings_are_refused(
+    runs: Runs, small: Small, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    data = [small(), small(data__source="embedded:64")]
+    refused(runs.start_ranks(data, out, 2), "number of images is 48 in process 0 and 64 in process 1")
+    settings = [small(), small(neighbors__k=4)]
+    refused(runs.start_ranks(settings, out, 2), r"neighbors\.k is 3 in process 0 and 4 in process 1")
+    assert not out.exists()
+
+
+# Files
+
+
+def test_without_the_share_of_one_rank_the_checkpoint_before_is_taken(
+    undisturbed: Callable[[int], Path],
+    resumed: Callable[..., list[str]],
+    assert_undisturbed: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(undisturbed(2), out)
+    newest = max((out / "checkpoints").iterdir())
+    assert sorted(path.stem for path in newest.glob("memory-*")) == ["memory-00000", "memory-00001"]
+    (newest / "memory-00001.safetensors").unlink()
+    said = resumed(out)
+    assert "Checkpoint step-000000009 is not usable: memory-00001.safetensors is missing." in said[0]
+    assert "Going back to step-000000006." in said[0]
+    assert "step 9/9" in said[0]
+    assert_undisturbed(out)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_disk_that_is_full_for_one_rank_stops_no_training(
+    runs: Runs,
+    small: Small,
+    assert_undisturbed: Callable[..., None],
+    tmp_path: Path,
+    number: int,
+) -> None:
+    """In the first epoch's history, or in that rank's share of the second checkpoint; the next save holds all."""
+    hooks = [at(WRITE, number, "find the disk full", rank=1, when="before")]
+    out = tmp_path / "run"
+    ranks = runs.start_ranks(small(epochs=3), out, 2, hooks=hooks)
+    assert ranks.wait() == [0, 0], ranks.said
+    failed = 3 if number == 1 else 6
+    assert re.search(rf"Step {failed} is not saved yet: Could not write .*No space left", ranks.said[0], re.S)
+    assert ranks.said[1] == ""
+    assert steps(out) == sorted({3, 6, 9} - {failed})
+    assert not list(out.rglob(f"*{TEMPORARY}"))
+    assert_undisturbed(out)
+
+
+# Images and losses
+
+
+def test_a_loss_that_is_not_a_number_on_one_rank_stops_all_before_they_learn(
+    runs: Runs,
+    small: Small,
+    resumed: Callable[..., list[str]],
+    assert_undisturbed: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "run"
+    hooks = [at(LOSS, 5, "make the loss NaN", rank=1)]
+    ranks = runs.start_ranks(small(epochs=3), out, 2, hooks=hooks, digests=True)
+    order = permutation(5, "order", 1, 48)[16:32]  # of the second step of the second epoch
+    images = open_images("embedded:48", size=16)
+    names = ", ".join(images.where(int(i)) for i in order[8:13])  # rank 1 has the second half
+    refused(ranks, rf"The loss is nan at step 4 \(epoch 2\).* Its batch begins with {re.escape(names)}\.")
+    for lines in ranks.recorded:
+        *_, before, after = [line for line in lines if "digest" in line]
+        assert (before["counted"], after["refused"]) == (4, 4)
+        assert after["digest"] == before["digest"]
+    assert steps(out) == [3]
+    resumed(out)
+    assert_undisturbed(out)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """48 images as files, in the order of their ids."""
+    pixels = open_images("embedded:48", size=16).as_array()
+    assert pixels is not None
+    paths = [tmp_path / "photos" / f"{i:02d}.png" for i in range(48)]
+    paths[0].parent.mkdir()
+    for path, image in zip(paths, pixels, strict=True):
+        Image.fromarray(np.repeat(image.numpy()[0][:, :, None], 3, 2)).save(path)
+    return paths
+
+
+def test_images_that_cannot_be_read_are_counted_over_all_ranks(
+    runs: Runs, small: Small, photos: list[Path], tmp_path: Path
+) -> None:
+    """Each rank meets no more of them than are allowed, and both together do."""
+    config = small(data__source=str(photos[0].parent), views__engine="image", data__max_unreadable=0.05)
+    order = permutation(config.seed, "order", 0, 48)
+    first, second = order[:8].tolist(), order[8:16].tolist()
+    for i in [*first[:2], *second[:2]]:  # 2 of 48 are allowed
+        photos[i].write_bytes(b"")
+    ranks = runs.start_ranks(config, tmp_path / "sum", 2)
+    refused(ranks, r"4 of 48 images cannot be read, more than data\.max_unreadable=0\.05 allows")
+    assert steps(tmp_path / "sum") == []
+
+
+def test_an_error_of_one_rank_alone_is_told_by_that_rank(
+    runs: Runs, small: Small, photos: list[Path], tmp_path: Path
+) -> None:
+    """It has no way to tell the others, who are in the middle of a step; they notice that it is gone."""
+    config = small(data__source=str(photos[0].parent), views__engine="image", data__max_unreadable=0.05)
+    order = permutation(config.seed, "order", 0, 48)
+    for i in order[8:12].tolist():
+        photos[i].write_bytes(b"")
+    ranks = runs.start_ranks(config, tmp_path / "run", 2)
+    assert ranks.wait() == [2, 2], ranks.said
+    assert re.fullmatch(r"adasim: 4 of 48 images cannot be read, more than .*\n", ranks.said[1])
+    assert re.search(r"adasim: Process 0 of 2 lost touch with another one", ranks.said[0])
+    assert not any("Traceback" in said for said in ranks.said)
