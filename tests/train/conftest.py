@@ -238,6 +238,21 @@ def runs() -> Iterator[Runs]:
 
 
 @pytest.fixture(scope="session")
+def whole(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Path, Ranks]]:
+    """The folder of a run of small(epochs=3) on that many ranks that nothing happens to; each is made once."""
+    made: dict[int, tuple[Path, Ranks]] = {}
+
+    def run(world: int) -> tuple[Path, Ranks]:
+        if world not in made:
+            out = tmp_path_factory.mktemp("whole") / f"{world}"
+            made[world] = out, runs.start_ranks(_config(epochs=3), out, world)
+            assert made[world][1].wait() == [0] * world, made[world][1].said
+        return made[world]
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def small() -> Callable[..., Config]:
     return _config
 

@@ -49,6 +49,9 @@ class Runs(Protocol):
     ) -> Ranks: ...
 
 
+Whole = Callable[[int], tuple[Path, Ranks]]
+
+
 def at(call: str, number: int, do: str, *, rank: int, when: str = "after") -> dict[str, Any]:
     return {"call": call, "number": number, "when": when, "do": do, "rank": rank}
 
@@ -72,29 +75,12 @@ def resumed(runs: Runs, small: Small) -> Callable[..., list[str]]:
     return run
 
 
-@pytest.fixture(scope="module")
-def undisturbed(runs: Runs, small: Small, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of a run of small(epochs=3) on that many ranks that nothing happens to; each is made once."""
-    made: dict[int, Path] = {}
-
-    def run(world: int) -> Path:
-        if world not in made:
-            made[world] = tmp_path_factory.mktemp("undisturbed") / f"{world}"
-            ranks = runs.start_ranks(small(epochs=3), made[world], world)
-            assert ranks.wait() == [0] * world, ranks.said
-        return made[world]
-
-    return run
-
-
 @pytest.fixture
-def assert_undisturbed(
-    undisturbed: Callable[[int], Path], digest: Digest, metrics: Metrics
-) -> Callable[..., None]:
+def assert_undisturbed(whole: Whole, digest: Digest, metrics: Metrics) -> Callable[..., None]:
     """The same state, bit for bit, and the same losses as a run that nothing happened to."""
 
     def check(out: Path, world: int = 2) -> None:
-        reference = undisturbed(world)
+        reference = whole(world)[0]
         assert digest(out) == digest(reference)
         losses = [[(x["step"], x["loss"]) for x in metrics(run) if "loss" in x] for run in (out, reference)]
         assert losses[0] == losses[1]
@@ -236,13 +222,13 @@ def test_ranks_with_other_data_or_other_settings_are_refused(
 
 
 def test_without_the_share_of_one_rank_the_checkpoint_before_is_taken(
-    undisturbed: Callable[[int], Path],
+    whole: Whole,
     resumed: Callable[..., list[str]],
     assert_undisturbed: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "run"
-    shutil.copytree(undisturbed(2), out)
+    shutil.copytree(whole(2)[0], out)
     newest = max((out / "checkpoints").iterdir())
     assert sorted(path.stem for path in newest.glob("memory-*")) == ["memory-00000", "memory-00001"]
     (newest / "memory-00001.safetensors").unlink()

@@ -45,6 +45,9 @@ class Runs(Protocol):
     ) -> Ranks: ...
 
 
+Whole = Callable[[int], tuple[Path, Ranks]]
+
+
 class Story:
     """What ranks did together: per global step its ids, partners and loss, per epoch its lists and p_win."""
 
@@ -128,31 +131,13 @@ def test_lists_distributions_and_partners_are_the_same_bits_on_any_number_of_ran
             assert torch.equal(tensor, kept[name]), name
 
 
-@pytest.fixture(scope="module")
-def whole(
-    runs: Runs, small: Small, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int], tuple[Path, Story]]:
-    """A run of small(epochs=3) on that many ranks, undisturbed, each made once: its folder and what it did."""
-    made: dict[int, tuple[Path, Story]] = {}
-
-    def run(world: int) -> tuple[Path, Story]:
-        if world not in made:
-            out = tmp_path_factory.mktemp("whole") / f"{world}"
-            made[world] = out, Story(trained(runs.start_ranks(small(epochs=3), out, world)))
-        return made[world]
-
-    return run
-
-
-def test_an_encoder_without_batch_norm_has_the_losses_of_one_process(
-    whole: Callable[[int], tuple[Path, Story]], metrics: Metrics
-) -> None:
+def test_an_encoder_without_batch_norm_has_the_losses_of_one_process(whole: Whole, metrics: Metrics) -> None:
     """And draws the same partners, though its features differ in their last bits."""
-    out, alone = whole(1)
+    out, alone = whole(1)[0], Story(whole(1)[1])
     assert alone.bootstrapped() > 0
     logged = [line for line in metrics(out) if "epoch_loss" in line]
     for world in WORLDS[1:]:
-        other, told = whole(world)
+        other, told = whole(world)[0], Story(whole(world)[1])
         assert told.ids == alone.ids
         assert told.partners == alone.partners
         assert told.losses == pytest.approx(alone.losses, rel=1e-5)
@@ -193,7 +178,7 @@ def test_batch_norm_looks_at_the_images_of_all_ranks(
 
 
 def test_torchrun_trains_as_ranks_do_here(
-    whole: Callable[[int], tuple[Path, Story]],
+    whole: Whole,
     small: Small,
     digest: Digest,
     arguments: Callable[..., list[str]],
@@ -209,7 +194,7 @@ def test_torchrun_trains_as_ranks_do_here(
 
 
 def test_two_nodes_on_loopback_train_together(
-    whole: Callable[[int], tuple[Path, Story]],
+    whole: Whole,
     small: Small,
     digest: Digest,
     arguments: Callable[..., list[str]],
