@@ -13,7 +13,6 @@ restarted it. The product has no such hooks: they are put around its functions h
 
     command      true: be the command `adasim pretrain`, which speaks and exits, instead of calling pretrain
     env          environment variables, such as torchrun's
-    folder       the working folder
     record       a file for what the run did, see `Recorder`
     digests      true: record the state's digest, too, after every step and where a loss is refused
     features     true: the memory is shown features that depend on (epoch, id) alone, not on the encoder
@@ -44,7 +43,6 @@ import torch.utils.tensorboard
 
 import adasim.cli
 from adasim.config import Config
-from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory
 from adasim.seeding import uniform
 from adasim.train.loop import NonFiniteLossError, Training, pretrain
@@ -59,7 +57,6 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "kill a worker": lambda: os.kill(children()[0], signal.SIGKILL),
     "pause": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "find the disk full": lambda: raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
-    "refuse": lambda: raising(UserError("Nothing is wrong here. Carry on.")),
 }
 
 
@@ -188,7 +185,6 @@ def start(run: dict[str, Any]) -> int | None:
 def train(run: dict[str, Any]) -> None:
     torch.set_num_threads(run["threads"])
     os.environ.update(run.get("env", {}))
-    os.chdir(run.get("folder", "."))
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     for one in run["hooks"]:
         rank = one.pop("rank", None)

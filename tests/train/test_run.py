@@ -58,6 +58,20 @@ def test_a_run_describes_itself_and_opens_again(tmp_path: Path) -> None:
         check_same(again.description(), {"config": again.config.to_dict(), **FACTS})
 
 
+def test_other_processes_join_the_run_that_the_first_holds_and_no_other(tmp_path: Path) -> None:
+    """A folder of that name on a disk of their own may be absent, or hold an older run."""
+    with create(tmp_path / "old"):
+        pass
+    (tmp_path / "old" / "lock").write_text("process 1 on another machine\n")
+    with create(tmp_path / "run") as run:
+        assert RunFolder.join(tmp_path / "run", run.owner()).config == run.config
+        for name in ("old", "absent"):
+            with pytest.raises(
+                UserError, match=rf"{name} is not the same folder on .* Name an --out on a disk"
+            ):
+                RunFolder.join(tmp_path / name, run.owner())
+
+
 def test_an_empty_folder_may_become_a_run(tmp_path: Path) -> None:
     create(tmp_path).close()
     assert (tmp_path / "config.json").exists()
