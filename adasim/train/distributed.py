@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adasim.errors import UserError
+from adasim.train.meeting import meet
 from adasim.train.synced import synchronize
 
 T = TypeVar("T")
@@ -90,11 +91,9 @@ class Distributed:
             torch.accelerator.set_device_index(where.index)
         address = place.address or "env://"
         store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
-        # torchrun's store outlives a restart, and with it the addresses of processes that are gone.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         dist.init_process_group(
             dist.get_default_backend_for_device(where),
-            store=dist.PrefixStore(f"attempt {attempt}", store),
+            store=meet(store, rank, world, timeout),
             rank=rank,
             world_size=world,
             timeout=timeout,

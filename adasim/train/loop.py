@@ -55,8 +55,8 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     if data is not None:
         config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
     out = Path(out)
-    resume = resume or restarted(out)
     with Distributed.start(config.device) as ranks, ExitStack() as stack:
+        resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
             ranks.check_batch(config.batch_size)
@@ -99,9 +99,9 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     return out
 
 
-def restarted(out: Path) -> bool:
-    """Whether torchrun (`--max-restarts`) has started this command again: then the run that it made goes on."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (out / "config.json").is_file()
+def restarted() -> bool:
+    """Whether torchrun (`--max-restarts`) has started this process again; not every node counts every restart."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 class Training:

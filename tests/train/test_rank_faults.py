@@ -45,6 +45,7 @@ class Runs(Protocol):
         *,
         resume: bool = False,
         hooks: Sequence[dict[str, Any]] = (),
+        restarts: Sequence[int] = (),
         digests: bool = False,
     ) -> Ranks: ...
 
@@ -163,6 +164,18 @@ def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
     assert "exitcode: -9" in said
     assert said.count("step 1/9") == 1
     assert said.count("step 5/9") == 2  # the first one after the restart: step 4 was saved
+    assert_undisturbed(out)
+
+
+def test_ranks_that_were_restarted_go_on_even_if_one_node_has_not_counted_it(
+    runs: Runs, small: Small, assert_undisturbed: Callable[..., None], tmp_path: Path
+) -> None:
+    """torchrun counts a restart on the node where a rank died, and on others only if they noticed first."""
+    out, config = tmp_path / "run", small(epochs=3)
+    killed = runs.start_ranks(config, out, 2, hooks=[at(STEP, 4, "kill", rank=1)])
+    assert killed.wait() == [2, KILLED]
+    refused(runs.start_ranks(config, out, 2, restarts=[0, 0]), "already holds another run")
+    assert runs.start_ranks(config, out, 2, restarts=[0, 1]).wait() == [0, 0]
     assert_undisturbed(out)
 
 
