@@ -110,18 +110,18 @@ def scan(scorer: Scorer, n: int, k: int, tile: int) -> Candidates:
     survives if its upper bound is not below the floor. A tile is first looked at by the maxima of groups, and
     by its elements only in the groups that may hold a candidate.
     """
-    unit = scorer.unit
+    unit, scores_of = scorer.unit, _Tiles(scorer)
     # The rows that give the first floor. A large K is worth a pass of its own: a floor that rises late lets too
     # many pairs through on the way.
     first = min(n, tile) if k <= scorer.one_pass else n
-    best = _lower_bounds(scorer, first, k, tile)  # (B, K), of K different rows
+    best = _lower_bounds(scorer, scores_of, first, k, tile)  # (B, K), of K different rows
     floor = best[:, -1:]
     found: list[tuple[Tensor, Tensor, Tensor]] = []  # queries, ids, upper bounds
     fresh: list[Tensor] = []  # lower bounds not yet in `best`
     count = 0
     for start in range(0, n, tile):
         stop = min(start + tile, n)
-        scores = _finite_scores(scorer, start, stop)  # (B, T)
+        scores = scores_of(start, stop)  # (B, T)
         peaks = group_max(scores)  # (B, groups)
         margins = scorer.group_margins(start, stop)
         needed = _at_least((floor - margins) / unit, scores.dtype)  # what a score must reach
@@ -151,7 +151,7 @@ def scan(scorer: Scorer, n: int, k: int, tile: int) -> Candidates:
     return Candidates(queries, ids)
 
 
-def _lower_bounds(scorer: Scorer, n: int, k: int, tile: int) -> Tensor:
+def _lower_bounds(scorer: Scorer, scores_of: _Tiles, n: int, k: int, tile: int) -> Tensor:
     """The K largest lower bounds among different ones of the first `n` rows: (B, K) fp64, padded with -inf.
 
     Of many rows only the best of each group counts, which is quicker and little worse.
@@ -160,7 +160,7 @@ def _lower_bounds(scorer: Scorer, n: int, k: int, tile: int) -> Tensor:
     fresh: list[Tensor] = []
     for start in range(0, n, tile):
         stop = min(start + tile, n)
-        scores = _finite_scores(scorer, start, stop)
+        scores = scores_of(start, stop)
         if n >= 8 * k * GROUP:
             fresh.append(group_max(scores) * scorer.unit - scorer.group_margins(start, stop))
         else:
@@ -172,12 +172,24 @@ def _lower_bounds(scorer: Scorer, n: int, k: int, tile: int) -> Tensor:
     return _merge_best(best, fresh) if fresh else best
 
 
-def _finite_scores(scorer: Scorer, start: int, stop: int) -> Tensor:
-    """A tile's scores, with -inf for rows that are not finite."""
-    scores = scorer.scores(start, stop)
-    if scores.dtype.is_floating_point and not torch.isfinite(group_max(scores)).all():
-        scores = scorer.without_bad_rows(scores, start, stop)
-    return scores
+class _Tiles:
+    """Scores of one tile after another, with -inf for rows that are not finite.
+
+    The latest tile is kept: that of the first floor is also the first to be scanned, and of a small memory the only
+    one.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        self.latest: tuple[int, int] | None = None
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        if self.latest != (start, stop):
+            scores = self.scorer.scores(start, stop)
+            if scores.dtype.is_floating_point and not torch.isfinite(group_max(scores)).all():
+                scores = self.scorer.without_bad_rows(scores, start, stop)
+            self.latest, self.scores = (start, stop), scores
+        return self.scores
 
 
 def group_max(scores: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.scan import Candidates, FloatScorer, Int8Scorer, TooManyCandidatesError, group_max, scan
 
-_TILE_SCORES = 1 << 20  # scores per tile: 4 MB, still in the cache when they are looked at
+_TILE_SCORES = 1 << 21  # scores per tile: 8 MB, still in the cache when they are looked at
 _QUERIES = 512  # queries per pass over the rows
 _PAIRS = 4096  # candidates rescored at once
 

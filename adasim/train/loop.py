@@ -62,14 +62,9 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
             ranks.check_batch(config.batch_size)
             images = open_images(config.data.source, size=config.views.size)
             config.check(len(images), images.labels is not None)
-        ranks.require_same(
-            {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
-        )
-        facts = {
-            "fingerprint": images.fingerprint(),
-            "listing": images.listing(),
-            "device": str(ranks.device),
-        }
+        fingerprint = images.fingerprint()
+        ranks.require_same({"number of images": len(images), "fingerprint of the images": fingerprint})
+        facts = {"fingerprint": fingerprint, "listing": images.listing(), "device": str(ranks.device)}
         with ranks.together():
             if resume and ranks.is_main:
                 run = stack.enter_context(RunFolder.open(out))
