@@ -285,9 +285,13 @@ def torchrun() -> Callable[..., list[tuple[int, str]]]:
 
     def run(*commands: list[str]) -> list[tuple[int, str]]:
         launcher = [sys.executable, "-m", "torch.distributed.run"]
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+        }  # torchrun sets it itself, but not for one process per node
         launched = [
             subprocess.Popen(
-                [*launcher, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                [*launcher, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
             )
             for command in commands
         ]
