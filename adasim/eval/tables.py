@@ -21,7 +21,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     table = Table(box=None, padding=(0, 2), caption_justify="left")
     table.add_column("run")
     for protocol, setting, data in comparison.headings:
-        table.add_column(f"{protocol}\n[dim]{setting}\n{data}[/dim]", justify="right")
+        table.add_column(Text.assemble(protocol, "\n", (f"{setting}\n{data}", "dim")), justify="right")
     best = _best(comparison)
     for name, cells in comparison.rows:
         row = [Text(name)]
