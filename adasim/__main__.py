@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from adasim.interrupts import Interrupts, Stopped
 
@@ -20,10 +21,19 @@ def main() -> None:
         from adasim.cli import main as run
 
         run()
+    except SystemExit as error:
+        code = error.code
     except Exception:
         if interrupts.received is None:
             raise
-        raise Stopped(interrupts.received) from None  # whatever broke, the signal broke it
+        code = Stopped(interrupts.received).code  # whatever broke, the signal broke it
+    else:
+        if interrupts.received is None:
+            return
+        code = Stopped(interrupts.received).code  # the exception was lost in some destructor
+    # The exception above holds the frames of the run, and with them networks and threads: they must go before
+    # Python does, or torch may abort on its way out.
+    sys.exit(code)
 
 
 if __name__ == "__main__":

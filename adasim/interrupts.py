@@ -39,6 +39,7 @@ class Stopped(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
+        self.number = number
 
 
 class Interrupts:
@@ -62,6 +63,7 @@ class Interrupts:
         self.save_asked = False
         """Whether SIGUSR1 has come."""
         self._say = say or _say_on_stderr
+        self._answered = threading.Event()
         self._answered_at: float | None = None
         self._timer: threading.Timer | None = None
         self._before: dict[signal.Signals, object] = {}
@@ -109,7 +111,9 @@ class Interrupts:
         elif self.received is None:
             self.received = number
             if not self.gentle:
-                raise Stopped(number)
+                self._answered.wait(0.5)  # or the process might end first
+                if not _forking:  # there it would be lost; the process ends when its work or its grace does
+                    raise Stopped(number)
 
     def _watch(self, reader: int) -> None:
         """In a thread of its own, at once."""
@@ -120,7 +124,7 @@ class Interrupts:
                 if self._answered_at is None:
                     self._answered_at = time.monotonic()
                     # Not here: a terminal that is stuck must not keep the second signal waiting.
-                    threading.Thread(target=self._say, args=(self.answer,), daemon=True).start()
+                    threading.Thread(target=self._tell, daemon=True).start()
                     if not self.gentle:
                         self._timer = threading.Timer(_GRACE_S, os._exit, [128 + number])
                         self._timer.daemon = True
@@ -128,6 +132,10 @@ class Interrupts:
                 elif number == signal.SIGINT or time.monotonic() - self._answered_at > _ECHO_S:
                     os._exit(128 + number)
         os.close(reader)
+
+    def _tell(self) -> None:
+        self._say(self.answer)
+        self._answered.set()
 
 
 _open: list[Interrupts] = []  # the innermost last
@@ -150,17 +158,26 @@ def _say_on_stderr(text: str) -> None:
 # all signals that reach the whole group to its parent, who ends it; SIGTERM ends it as usual.
 
 
+_forking = False
+
+
 def _hold_signals() -> None:
+    global _forking
     if _open:
+        _forking = True
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
 
 
 def _release_signals() -> None:
+    global _forking
     if _open:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    _forking = False
 
 
 def _be_a_child() -> None:
+    global _forking
+    _forking = False
     if _open:
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:

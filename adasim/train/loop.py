@@ -31,7 +31,7 @@ from adasim.train.distributed import ALONE, Distributed
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import Reporter
 from adasim.train.run import RunFolder, check_same, decisive
-from adasim.train.signals import StopRequests, requeue, stopped
+from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
 from adasim.train.state import TrainState, build_policy, build_state
 
 
@@ -39,6 +39,7 @@ class NonFiniteLossError(UserError):
     """The loss is NaN or infinite: raised before optimiser, teacher and centre move, and nothing is saved."""
 
 
+@forgetting_frames
 def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, resume: bool = False) -> Path:
     """Pretrain an encoder; returns the run folder, which holds `backbone.safetensors` at the end.
 

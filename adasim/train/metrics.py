@@ -13,6 +13,16 @@ from typing import Any
 
 from adasim.files import atomic_write
 
+TIMES = (
+    "seconds",
+    "images_per_second",
+    "waiting",
+    "epoch_seconds",
+    "epoch_images_per_second",
+    "epoch_waiting",
+)
+"""Metrics in which two runs of one configuration differ."""
+
 
 class MetricsLog:
     """A line of JSON in metrics.jsonl and scalars in tensorboard/ for every logged step.

@@ -6,9 +6,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from adasim import terminal
 from adasim.interrupts import Interrupts, Stopped
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class StopRequests(Interrupts):
@@ -53,6 +58,23 @@ def stopped(number: int) -> Stopped:
     error = Stopped(number)
     error.shared = True
     return error
+
+
+def forgetting_frames(function: Callable[P, T]) -> Callable[P, T]:
+    """A `Stopped` that leaves the function no longer holds its frames.
+
+    Uncaught, it would keep networks and threads alive until Python ends, and torch might abort then.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except Stopped as error:
+            number = error.number
+        raise stopped(number)
+
+    return call
 
 
 def requeue() -> str:
