@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
@@ -43,6 +44,9 @@ class _Console(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text, "\n\t"), segment.style)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text, "\n\t"), **options)  # before a table measures it
 
 
 def console(*, stderr: bool = False, quiet: bool = False, **options: Any) -> Console:

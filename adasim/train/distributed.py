@@ -59,7 +59,8 @@ class Place:
             place = cls(_number(env, "RANK"), _number(env, "WORLD_SIZE"), _number(env, "LOCAL_RANK"))
             missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
             if place.rank >= place.world or (place.world > 1 and missing):
-                problem = f"{missing[0]} is not set" if missing else f"RANK={place.rank} is not below it"
+                too_high = place.rank >= place.world
+                problem = f"RANK={place.rank} is not below it" if too_high else f"{missing[0]} is not set"
                 raise UserError(
                     f"WORLD_SIZE={place.world}, but {problem}. Start with torchrun, or unset RANK and WORLD_SIZE."
                 )

@@ -142,7 +142,8 @@ def test_an_encoder_without_batch_norm_has_the_losses_of_one_process(whole: Whol
         assert told.partners == alone.partners
         assert told.losses == pytest.approx(alone.losses, rel=1e-5)
         for mine, theirs in zip((x for x in metrics(other) if "epoch_loss" in x), logged, strict=True):
-            for name in ("epoch_loss", "bootstrap_ratio", "nn_self_top1", "nn_accuracy_top2"):
+            names = ("epoch_loss", "bootstrap_ratio", "nn_self_top1", "nn_accuracy_top2", "partner_accuracy")
+            for name in (*names, "second_neighbour_accuracy"):
                 assert mine[name] == pytest.approx(theirs[name], rel=1e-5), name
 
 
