@@ -196,7 +196,7 @@ def test_a_resume_from_another_folder_says_where_the_run_was_started(
         ({"RANK": "abc", "WORLD_SIZE": "2"}, "RANK=abc, which is not a whole number"),
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE="),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 is not below it"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 must be below WORLD_SIZE=0"),
         ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "x"}, "SLURM_PROCID=x"),
     ],
 )

@@ -57,12 +57,9 @@ class Place:
         """From torchrun's variables or, in a step started by srun, from Slurm's."""
         if "RANK" in env and "WORLD_SIZE" in env:
             place = cls(_number(env, "RANK"), _number(env, "WORLD_SIZE"), _number(env, "LOCAL_RANK"))
-            missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
-            if place.rank >= place.world or (place.world > 1 and missing):
-                too_high = place.rank >= place.world
-                problem = f"RANK={place.rank} is not below it" if too_high else f"{missing[0]} is not set"
+            if place.rank >= place.world:
                 raise UserError(
-                    f"WORLD_SIZE={place.world}, but {problem}. Start with torchrun, or unset RANK and WORLD_SIZE."
+                    f"RANK={place.rank} must be below WORLD_SIZE={place.world}. Start with torchrun, or unset both."
                 )
             return place
         # A batch script has SLURM_NTASKS too, but is one process: only srun sets the step's id.
@@ -99,6 +96,9 @@ class Distributed:
         where = pick_device(device, place.local_rank)
         if where.type != "cpu":
             torch.accelerator.set_device_index(where.index)
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if place.address is None and name not in os.environ:
+                raise UserError(f"WORLD_SIZE={place.world}, but {name} is not set. Start with torchrun.")
         address = place.address or "env://"
         store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
         dist.init_process_group(
