@@ -130,6 +130,9 @@ class Interrupts:
                         self._timer.daemon = True
                         self._timer.start()
                 elif number == signal.SIGINT or time.monotonic() - self._answered_at > _ECHO_S:
+                    tidy = threading.Thread(target=_show_cursor, daemon=True)
+                    tidy.start()
+                    tidy.join(0.2)
                     os._exit(128 + number)
         os.close(reader)
 
@@ -145,6 +148,14 @@ def is_first() -> bool:
     """Whether this process speaks for all that a launcher started (torchrun's variable, or Slurm's)."""
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     return not rank.isdecimal() or int(rank) == 0
+
+
+def _show_cursor() -> None:
+    """What a progress bar would do at its end."""
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.write(stream, b"\x1b[?25h\n")
+            return
 
 
 def _say_on_stderr(text: str) -> None:

@@ -29,7 +29,7 @@ class StopRequests(Interrupts):
     gentle = True
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        answer = "Stopping after this step, then saving. Once more (Ctrl-C) leaves at once, without saving."
+        answer = "Stopping after this step and a save. Ctrl-C again leaves at once, unsaved."
         super().__init__(answer, say or (lambda text: None))
 
     @property

@@ -25,7 +25,7 @@ Digest = Callable[[Path], str]
 
 STEP = "adasim.train.state:TrainState.count"
 WRITE = "adasim.train.checkpoint:_write"
-ANSWER = "Stopping after this step, then saving."
+ANSWER = "Stopping after this step and a save."
 
 
 class Run(Protocol):
