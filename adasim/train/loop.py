@@ -49,6 +49,9 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
         data: where the images are, if `config` does not say (see `DataConfig.source`).
         resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached.
 
+    Raises:
+        Stopped: Ctrl-C or another signal asked to stop, and everything is saved. It is a SystemExit.
+
     >>> import adasim
     >>> run = adasim.pretrain("demo", "runs/demo")         # doctest: +SKIP
     >>> encoder = adasim.load_backbone(run)                # doctest: +SKIP

@@ -99,9 +99,9 @@ def test_the_first_interrupt_is_answered_at_once_and_a_second_one_leaves_at_once
     run = runs.start(small(), tmp_path / "run", hooks=[at(call, 5, "be busy", when="before")], command=True)
     until(lambda: "busy" in run.said)
     os.kill(run.pid, signal.SIGINT)
-    until(lambda: ANSWER in run.said, seconds=2)
+    until(lambda: ANSWER in run.said, seconds=5)
     os.kill(run.pid, signal.SIGINT)
-    assert run.wait(2) == 130
+    assert run.wait(5) == 130
     assert "Traceback" not in run.said
     pretrain(small(), tmp_path / "run", resume=True)
     assert digest(tmp_path / "run") == undisturbed
@@ -111,7 +111,7 @@ def test_a_sigterm_that_comes_twice_at_once_is_one_request(
     runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
 ) -> None:
     hooks = [at(STEP, 4, "terminate"), at(WRITE, 5, "terminate", when="before")]
-    run = runs.start(small(), tmp_path / "run", hooks=hooks)
+    run = runs.start(small(), tmp_path / "run", hooks=hooks, command=True)
     assert run.wait() == 143, run.said
     assert run.said.count(ANSWER) == 1
     assert "Stopped after step 5. Continue with: adasim pretrain --resume" in run.said
@@ -135,7 +135,7 @@ def test_whatever_asks_to_stop_the_run_is_saved_and_the_exit_code_says_so(
 def test_a_run_that_was_interrupted_in_its_last_step_is_complete_and_what_follows_is_not_started(
     runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
 ) -> None:
-    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 12, "interrupt")])
+    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 12, "interrupt")], command=True)
     assert run.wait() == 130, run.said
     assert "the run is complete" in run.said
     assert digest(tmp_path / "run") == undisturbed
@@ -154,7 +154,8 @@ def test_an_output_that_cannot_be_written_does_not_end_a_run(
 def test_usr1_saves_and_the_run_goes_on(
     runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
 ) -> None:
-    run = runs.start(small(save__keep=9), tmp_path / "run", hooks=[at(STEP, 4, "signal USR1")])
+    hooks = [at(STEP, 4, "signal USR1")]
+    run = runs.start(small(save__keep=9), tmp_path / "run", hooks=hooks, command=True)
     assert run.wait() == 0, run.said
     assert run.said.count("SIGUSR1: saving after this step.") == 1
     assert steps(tmp_path / "run") == [3, 5, 6, 9, 12]
@@ -202,7 +203,7 @@ def test_a_requeue_that_slurm_refuses_is_told(
 ) -> None:
     env, _ = scontrol
     (tmp_path / "bin" / "scontrol").write_text("#!/bin/sh\necho Job is not requeuable >&2\nexit 1\n")
-    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 4, "signal USR1")], env=env)
+    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 4, "signal USR1")], env=env, command=True)
     assert run.wait() == 138, run.said
     assert "requeue job 77 and refused (Job is not requeuable): submit it again" in run.said
     assert steps(tmp_path / "run") == [3, 5]
