@@ -54,6 +54,7 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     config = get_recipe(config) if isinstance(config, str) else config
     if data is not None:
         config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
+    config.check_values()
     out = Path(out)
     with Distributed.start(config.device) as ranks, ExitStack() as stack:
         resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
