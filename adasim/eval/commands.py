@@ -31,7 +31,7 @@ from adasim.eval.results import Result, append_result, compare
 from adasim.eval.sets import Split, open_split
 from adasim.eval.subjects import open_subject
 from adasim.eval.tables import print_comparison, to_latex, to_markdown
-from adasim.eval.transforms import SMALL
+from adasim.models.transforms import SMALL
 
 SEGMENTATION_SIZE = 2
 """Segmentation looks at images twice the side of the encoder's own: 448 for 224, as published."""
@@ -239,6 +239,8 @@ def open_bench(arguments: Common, console: Console, size: int | None = None) -> 
     )
     if arguments.random_weights:
         console.print(f"{subject.name} has random weights: these figures are those of an untrained encoder.")
+    if subject.note:
+        console.print(subject.note, soft_wrap=True)
     return Bench(
         subject,
         device=pick_device(arguments.device),

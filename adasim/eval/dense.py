@@ -19,8 +19,8 @@ from adasim.errors import UserError
 from adasim.eval.features import frozen
 from adasim.eval.masks import IGNORE, require_same_size
 from adasim.eval.segmentation import MaskBatches
-from adasim.eval.transforms import EvalTransform
 from adasim.models import Backbone
+from adasim.models.transforms import EvalTransform
 
 HELD_BYTES = 2 * 1024**3
 """Patch features up to this size are made once and held; larger ones are made anew for every epoch."""

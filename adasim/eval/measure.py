@@ -30,7 +30,7 @@ from adasim.eval.sets import (
     require_labels,
 )
 from adasim.eval.subjects import Subject
-from adasim.eval.transforms import SMALL, EvalTransform
+from adasim.models.transforms import SMALL, EvalTransform
 
 _SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 makes too few steps
 

@@ -22,7 +22,7 @@ from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader, open_images
 from adasim.errors import UserError
 from adasim.methods import Seen, Step
-from adasim.models import BACKBONE_FILE, save_backbone
+from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
@@ -282,7 +282,8 @@ class Training:
             with self.store.saving("metrics and encoder"):
                 self.report.sync()
                 if self.ranks.is_main:
-                    save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
+                    encoder, transform = self.state.method.exported, EvalTransform.for_run(self.config)
+                    save_backbone(self.path / BACKBONE_FILE, encoder, transform)
             self.state.save(self.store)
             self.saved_step = self.state.step
         except SaveFailed as problem:

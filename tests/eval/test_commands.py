@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 from PIL import Image
 
@@ -20,11 +22,11 @@ from adasim.eval.dense import PatchFeatures, warp
 from adasim.eval.features import extract
 from adasim.eval.sets import hold_out, open_split
 from adasim.eval.subjects import open_subject
-from adasim.eval.transforms import EvalTransform
 from adasim.models import load_backbone, save_backbone
+from adasim.models.transforms import EvalTransform
 
 MakeRun = Callable[..., Path]
-TRANSFORM = EvalTransform.of_size(16, (0.5,), (0.25,))
+TRANSFORM = EvalTransform.of_size(16, (0.5,) * 3, (0.25,) * 3)
 
 
 def results(run: Path) -> list[dict[str, Any]]:
@@ -199,6 +201,52 @@ def test_a_backbone_file_in_a_run_is_measured_as_the_run(make_run: MakeRun) -> N
     subject = open_subject(str(run / "backbone.safetensors"))
     assert subject.run == run
     assert subject.transform == TRANSFORM
+
+
+def test_a_copy_of_the_file_gives_the_figures_of_its_run(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(size=24)
+    copy = tmp_path / "elsewhere" / "copy.safetensors"
+    copy.parent.mkdir()
+    copy.write_bytes((run / "backbone.safetensors").read_bytes())
+    data = folders(tmp_path / "photos", dict.fromkeys("abc", 20), size=30)  # resized and cropped on the way
+    for name in ("knn", "linear", "fewshot"):
+        options = [
+            "--data",
+            str(data),
+            "--no-cache",
+            *{"linear": ["--epochs", "2", "--protocol", "simsiam"]}.get(name, []),
+        ]
+        options += ["--ways", "3"] if name == "fewshot" else []
+        main(["eval", name, str(run), *options])
+        main(["eval", name, str(copy), *options, "--results", str(tmp_path / "copy.jsonl")])
+    of_copy = [json.loads(line) for line in (tmp_path / "copy.jsonl").read_text().splitlines()]
+    assert [line["metrics"] for line in of_copy] == [line["metrics"] for line in results(run)]
+    assert (
+        open_subject(str(copy)).transform
+        == open_subject(str(run)).transform
+        == EvalTransform.of_size(24, (0.5,) * 3, (0.25,) * 3)
+    )
+
+
+def without_transform(file: Path) -> None:
+    """Rewrite a backbone file as versions did that kept no normalisation."""
+    with safetensors.safe_open(file, framework="pt") as opened:
+        header = {
+            name: note for name, note in opened.metadata().items() if name not in ("pretrained_cfg", "load")
+        }
+    file.write_bytes(safetensors.torch.save(safetensors.torch.load_file(file), header))
+
+
+def test_an_earlier_file_takes_its_runs_normalisation_and_without_the_run_says_what_it_assumes(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    without_transform(run / "backbone.safetensors")
+    assert open_subject(str(run)).transform == EvalTransform.of_size(16, (0.5,), (0.25,))
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes((run / "backbone.safetensors").read_bytes())
+    main(["eval", "knn", str(copy), "--data", "embedded:64", "--no-cache"])
+    assert "encoder.transform is ImageNet's" in capsys.readouterr().out
 
 
 def test_the_table_compares_two_runs(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
