@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import numbers
+import os
 import types
 import typing
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from adasim.errors import UserError
 def check_fields(section: Any, prefix: str = "") -> None:
     """Refuse a field of the dataclass `section` whose value its annotation does not allow.
 
-    Whole numbers, numbers and lists of another library or of JSON become Python's own int, float and tuple.
+    Numbers of another library, lists and paths become int or float, tuple and str, as JSON will have them.
 
     Args:
         prefix: what stands before the field's name on the command line, such as `optim.`.
@@ -37,6 +38,8 @@ def fit(name: str, value: Any, annotation: Any) -> Any:
         return _fit_one_of(name, value, inner)
     if origin is tuple:
         return _fit_tuple(name, value, inner)
+    if annotation is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     if annotation is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     if annotation is float and isinstance(value, numbers.Real) and not isinstance(value, bool):

@@ -76,7 +76,8 @@ def test_what_an_annotation_does_not_allow_is_refused_by_its_name(
     assert str(refused.value).startswith(sentence)
 
 
-def test_numbers_and_lists_of_others_become_pythons_own() -> None:
+def test_numbers_lists_and_paths_become_what_json_can_hold() -> None:
+    assert DataConfig(source=Path("my/photos")).source == "my/photos"  # type: ignore[arg-type]
     config = Config(
         epochs=np.int64(3), views=ViewsConfig(scale=[np.float32(0.5), 1]), optim=OptimConfig(lr=1)
     )

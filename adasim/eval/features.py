@@ -69,7 +69,7 @@ def extract(
     """
     backbone.to(device)
     features = torch.empty(0)
-    with frozen(backbone), _bar(f"{images.name}: features", len(images), progress) as advance:
+    with frozen(backbone), progress_bar(f"{images.name}: features", len(images), progress) as advance:
         for ids, pixels, failed in batches(images, transform, batch_size, workers):
             if failed and unreadable is None:
                 raise UserError(
@@ -288,7 +288,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 @contextmanager
-def _bar(text: str, total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(text: str, total: int, wanted: bool = True) -> Iterator[Callable[[int], None]]:
+    """A function to call with how much more is done; the bar is shown on a terminal only, and goes at the end."""
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):
         yield lambda count: None
