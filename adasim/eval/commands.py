@@ -199,6 +199,7 @@ def segmentation(arguments: SegmentationArguments, console: Console) -> None:
         lr=arguments.lr,
     )
     mode = "quick" if quick else "augmented"
+    left_out = "".join(f", ignore {i}" for i in sorted(set(arguments.ignore)))
     title(console, f"Linear segmentation ({mode})", bench, split)
     table = Table("IoU", box=None, padding=(0, 2))
     for heading in ("best epoch", "last epoch"):
@@ -216,7 +217,7 @@ def segmentation(arguments: SegmentationArguments, console: Console) -> None:
         console,
         Result(
             protocol="segmentation",
-            setting=f"mIoU, {mode}",
+            setting=f"mIoU, {mode}{left_out}",
             value=result.best.miou,
             metrics={
                 "miou_best": result.best.miou,

@@ -238,6 +238,7 @@ def test_segmentation_reads_camvid_ignores_its_void_and_prints_each_class(
     )
     second = results(run)[1]
     assert second["settings"]["ignore"] == [11, 0]
+    assert second["setting"] != line["setting"]  # no column of a table holds both
     assert second["value"] == pytest.approx(second["metrics"]["iou_best"][2] / 2)  # of classes 1 and 2
 
 
