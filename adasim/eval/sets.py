@@ -146,10 +146,10 @@ def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Ten
 
 
 def data_name(source: str) -> str:
-    """A short name for tables: `photos` for /data/photos/, `cifar10` for hf:user/cifar10."""
+    """A short name for tables: `photos` for /data/photos/ and photos.npz, `cifar10` for hf:user/cifar10."""
     if source.startswith("embedded"):
         return source
-    return Path(source.removeprefix("hf:").rstrip("/")).stem or source
+    return Path(source.removeprefix("hf:")).name.removesuffix(".npz") or source
 
 
 class Subset(ImageSet):

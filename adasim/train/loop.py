@@ -22,7 +22,7 @@ from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader, open_images
 from adasim.errors import UserError
 from adasim.methods import Seen, Step
-from adasim.models import BACKBONE_FILE, save_backbone
+from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
@@ -54,6 +54,7 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     config = get_recipe(config) if isinstance(config, str) else config
     if data is not None:
         config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
+    config.check_values()
     out = Path(out)
     with Distributed.start(config.device) as ranks, ExitStack() as stack:
         resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
@@ -281,7 +282,8 @@ class Training:
             with self.store.saving("metrics and encoder"):
                 self.report.sync()
                 if self.ranks.is_main:
-                    save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
+                    encoder, transform = self.state.method.exported, EvalTransform.for_run(self.config)
+                    save_backbone(self.path / BACKBONE_FILE, encoder, transform)
             self.state.save(self.store)
             self.saved_step = self.state.step
         except SaveFailed as problem:

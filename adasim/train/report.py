@@ -15,8 +15,8 @@ from torch import Tensor
 from adasim.config import Config
 from adasim.data import ImageSet
 from adasim.eval.online import online_knn
-from adasim.eval.transforms import EvalTransform
 from adasim.methods import Step
+from adasim.models.transforms import EvalTransform
 from adasim.train.distributed import Distributed
 from adasim.train.metrics import MetricsLog
 from adasim.train.monitor import CollapseWatch

@@ -95,10 +95,11 @@ class RunFolder:
             raise UserError(
                 f"{out} is not the folder of a run: {reason}. Name the --out of an earlier pretraining."
             )
+        saved = _read_json(out / "config.json")
         try:
-            config = Config.from_dict(_read_json(out / "config.json"))
-        except TypeError as error:
-            raise UserError(f"{out / 'config.json'} is damaged ({error}). Restore it from a copy.") from None
+            config = Config.from_dict(saved)
+        except UserError as error:
+            raise UserError(f"{out / 'config.json'}: {error} Restore the file from a copy.") from None
         facts = _read_json(out / "data.json")
         if not lock:
             return cls(out, config, facts, None)
