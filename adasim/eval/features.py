@@ -235,7 +235,7 @@ class FeatureCache:
             self._weights = (backbone, weights_hash(backbone))
         facts = {
             "weights": self._weights[1],
-            "data": images.fingerprint(),
+            "data": images.cache_key(),
             "transform": asdict(transform),
             "what": what,
         }

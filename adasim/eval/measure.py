@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from adasim.data import ImageSet, open_images
+from adasim.data import ImageSet, describe, open_images
 from adasim.errors import UserError
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.dense import PatchFeatures
@@ -177,6 +177,8 @@ class Bench:
         splits = [open_images(source, size=size)]
         with suppress(UserError):  # not divided: all of it is there already
             splits.append(open_images(source, size=size, split="test"))
+        for images in splits:
+            self.say(describe(images, unused=False))
         classes = sorted({name for images in splits for name in images.classes})
         values, labels, fingerprints = [], [], []
         for images in splits:

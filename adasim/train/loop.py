@@ -9,17 +9,18 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from adasim import seeding
 from adasim.config import Config
-from adasim.data import Batch, ImageSet, PairLoader, open_images
+from adasim.data import Batch, ImageSet, PairLoader, check_same_data, describe, open_images, record
 from adasim.errors import UserError
 from adasim.methods import Seen, Step
 from adasim.models import BACKBONE_FILE, save_backbone
@@ -32,6 +33,7 @@ from adasim.train.report import Reporter
 from adasim.train.run import RunFolder, check_same, decisive
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_policy, build_state
+from adasim.train.unreadable import UnreadableList
 
 
 class NonFiniteLossError(UserError):
@@ -62,13 +64,17 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
             ranks.check_batch(config.batch_size)
             images = open_images(config.data.source, size=config.views.size)
             config.check(len(images), images.labels is not None)
-        fingerprint = images.fingerprint()
-        ranks.require_same({"number of images": len(images), "fingerprint of the images": fingerprint})
-        facts = {"fingerprint": fingerprint, "listing": images.listing(), "device": str(ranks.device)}
+        say = Console(highlight=False, quiet=not ranks.is_main).print
+        if ranks.is_main:
+            say(describe(images), markup=False, soft_wrap=True)
+        ranks.require_same(
+            {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
+        )
         with ranks.together():
             if resume and ranks.is_main:
                 run = stack.enter_context(RunFolder.open(out))
-                check_same(run.description(), {"config": config.to_dict(), **facts})
+                check_same(run.description(), {"config": config.to_dict()})
+                say(check_same_data(run.facts, images, config.data.verify), markup=False, soft_wrap=True)
         with ranks.together():
             state = build_state(config, len(images), ranks)
             loader = PairLoader(
@@ -85,12 +91,15 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
             stack.callback(loader.close)
         with ranks.together():
             if not resume and ranks.is_main:
+                facts = {**record(images, config.data.verify), "device": str(ranks.device)}
                 run = stack.enter_context(RunFolder.create(out, config, facts))
         owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
         with ranks.together():
             if not ranks.is_main:
                 run = RunFolder.join(out, owner)
-        Training(config, run, images, loader, state, ranks).run()
+        training = Training(config, run, images, loader, state, ranks)
+        stack.callback(training.list_unreadable)
+        training.run()
     return out
 
 
@@ -119,6 +128,7 @@ class Training:
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
         self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks)
         self.unreadable = 0  # images that all ranks know to be so
+        self.unreadable_list = UnreadableList(run.path, images)
         self.notes = run.version_changes()
         self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks)
         checkpoint = self.store.load_latest()
@@ -263,6 +273,12 @@ class Training:
                 self.loader.quarantine(found)
         self.unreadable = len(self.loader.quarantined)
 
+    def list_unreadable(self) -> None:
+        """However the run ends, too many unreadable images included, their list is there."""
+        if self.ranks.is_main:
+            with suppress(OSError):
+                self.unreadable_list.update(self.loader.quarantined)
+
     def refuse(self, loss: float, batch: Batch) -> None:
         names = [self.images.where(i) for i in batch.ids[:5].tolist()]
         raise NonFiniteLossError(
@@ -281,6 +297,7 @@ class Training:
             with self.store.saving("metrics and encoder"):
                 self.report.sync()
                 if self.ranks.is_main:
+                    self.unreadable_list.update(self.loader.quarantined)
                     save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
             self.state.save(self.store)
             self.saved_step = self.state.step
