@@ -102,9 +102,9 @@ def _words(
     else:
         text += f", and so do the contents of {sampled:,} of them (up to 64 KB of each)."
     if late:
-        text += f" {len(late):,} have another modification time, as after a copy."
+        text += f" Modification times differ for {len(late):,}, as after a copy."
         if 0 < read < count:
-            text += f" Of these, {read:,} were read whole and are unchanged."
+            text += f" Every byte of {read:,} of these was read, and is as before."
     if complete and not saved.get("contents"):
         text += " Not all could be read again and compared: the run began without --verify-data."
     return text
