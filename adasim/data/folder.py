@@ -90,12 +90,9 @@ class _Divided(FolderImages):
 
     def unused(self) -> str:
         places: Counter[str] = Counter()
-        for path, _ in _walk(os.fsencode(self._whole), Counter()):
+        for path, _ in _walk(os.fsencode(self._whole), Counter(), without=os.fsencode(self.split)):
             top, below, _ = os.fsdecode(path).partition("/")
-            if not below:
-                places["directly in it"] += 1
-            elif top != self.split:
-                places[f"in {printable(top)}/"] += 1
+            places[f"in {printable(top)}/" if below else "directly in it"] += 1
         if not places:
             return ""
         counts = [f"{count:,} {place}" for place, count in places.most_common()]
@@ -123,7 +120,9 @@ def open_folder(root: str, split: str) -> FolderImages:
     return FolderImages(root)
 
 
-def _walk(root: bytes, left_out: Counter[str]) -> Iterator[tuple[bytes, tuple[int, int, int]]]:
+def _walk(
+    root: bytes, left_out: Counter[str], without: bytes = b""
+) -> Iterator[tuple[bytes, tuple[int, int, int]]]:
     """(relative path, (size, modification and change time)) of every image file: a folder's own first, then
     each subfolder's. What is not taken is counted in `left_out`, by its ending or by a word of
     `found.left_out_words`.
@@ -147,7 +146,7 @@ def _walk(root: bytes, left_out: Counter[str]) -> Iterator[tuple[bytes, tuple[in
             continue
         folders = []
         for entry in entries:
-            if entry.name.startswith(b"."):
+            if entry.name.startswith(b".") or prefix + entry.name == without:
                 continue
             if _is_folder(entry):
                 folders.append((prefix + entry.name + b"/", above | {here}))

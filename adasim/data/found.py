@@ -61,8 +61,19 @@ def few(words: Iterable[str], limit: int = 3) -> str:
 
 
 def printable(name: str) -> str:
-    """A file's name without what a terminal or an encoder would stumble over: escapes, controls, stray bytes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    r"""A file's name without what a terminal or an encoder would stumble over.
+
+    >>> printable("a\x1b[31m.jpg"), printable("caf\udce9.jpg")
+    ('a\\x1b[31m.jpg', 'caf\\xe9.jpg')
+    """
+    return "".join(c if c.isprintable() else _escaped(c) for c in name)
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:  # how Python names a byte that is not UTF-8
+        return f"\\x{number - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
 
 
 def _convertible(what: str) -> bool:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from adasim.data.contents import sample_ids
+from adasim.errors import UserError
 
+MAX_CLASSES = 100_000
+"""Of classes that are known by number alone: there is one for each number up to the greatest label."""
 _FINGERPRINT_FILES = 64  # looked into for the fingerprint, by every process of a run
 
 
@@ -140,4 +143,10 @@ class ArrayImages(ImageSet):
 
 
 def _numbered(labels: Tensor | None) -> list[str]:
-    return [] if labels is None or not len(labels) else [str(c) for c in range(int(labels.max()) + 1)]
+    greatest = -1 if labels is None or not len(labels) else int(labels.max())
+    if greatest >= MAX_CLASSES:
+        raise UserError(
+            f"The greatest label is {greatest}, and labels above {MAX_CLASSES - 1} are refused. Number the classes "
+            f"from 0 up."
+        )
+    return [str(c) for c in range(greatest + 1)]

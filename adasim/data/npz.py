@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,8 @@ from torch import Tensor
 
 from adasim.data.contents import open_regular
 from adasim.data.found import few, printable
-from adasim.data.images import ArrayImages, ImageSet
+from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet
 from adasim.errors import UserError
-
-MAX_CLASSES = 100_000
-"""Labels are numbers from 0 up, and there is a class for each number up to the greatest: more is a mistake."""
 
 
 def open_npz(path: str, split: str) -> ImageSet:
@@ -67,6 +65,7 @@ def _read(path: str, split: str) -> tuple[dict[str, np.ndarray], list[str], dict
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array; use numpy.savez to store images and labels by name")
             names = list(archive.files)
+            _require_memory(archive, [name for name in names if name in wanted])
             arrays = {name: archive[name] for name in names if name in wanted}
             counts = {name: _count(archive, name) for name in names if name in ("x_train", "x_test")}
     except FileNotFoundError:
@@ -78,6 +77,18 @@ def _read(path: str, split: str) -> tuple[dict[str, np.ndarray], list[str], dict
         if not isinstance(array, np.ndarray):  # numpy hands out what is no array as bytes
             raise UserError(f"{path} cannot be read as an .npz file: {name} is no array of numpy.")
     return arrays, names, counts
+
+
+def _require_memory(archive: np.lib.npyio.NpzFile, names: list[str]) -> None:
+    """Compressed zeros of a few megabytes may ask for a thousand times as much."""
+    assert archive.zip is not None  # open
+    listed = {entry.filename: entry.file_size for entry in archive.zip.infolist()}
+    need = sum(listed.get(f"{name}.npy", 0) for name in names)
+    if hasattr(os, "sysconf") and need > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        raise ValueError(
+            f"it needs {need / 1e9:,.0f} GB of memory, and this machine has {there / 1e9:,.0f}; use a folder of "
+            f"image files instead"
+        )
 
 
 def _count(archive: np.lib.npyio.NpzFile, name: str) -> int:

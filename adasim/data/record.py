@@ -37,9 +37,9 @@ def record(images: ImageSet, complete: bool = False) -> dict[str, Any]:
         "listing": images.listing(),
         "labels": images.labels_hash(),
         "times": images.times(),
-        "sample": _hashes(images, sample_ids(len(images), SAMPLED_FILES)),
+        "sample": _hashes(images, _sampled(images)),
     }
-    if complete:
+    if complete and facts["sample"]:
         facts["contents"] = _hashes(images, range(len(images)), whole=True)
     return facts
 
@@ -66,8 +66,7 @@ def _check(saved: dict[str, Any], images: ImageSet, complete: bool) -> str:
         raise _other_data(difference(saved["listing"], listing))
     if saved["labels"] != images.labels_hash():
         raise _other_data("the labels differ")
-    sampled = sample_ids(count, SAMPLED_FILES)
-    known = dict(zip(sampled, saved["sample"], strict=True))
+    known = dict(zip(_sampled(images), saved["sample"], strict=True))
     _require_same_contents(images, known)
     late = [i for i, (a, b) in enumerate(zip(saved["times"], images.times(), strict=True)) if a != b]
     whole = saved.get("contents")
@@ -90,11 +89,9 @@ def _check(saved: dict[str, Any], images: ImageSet, complete: bool) -> str:
 def _words(
     saved: dict[str, Any], count: int, sampled: int, late: list[int], read: int, complete: bool
 ) -> str:
-    if not saved["times"]:
-        return (
-            f"The data are those that the run began with: the contents of all {count:,} images were compared."
-        )
     text = "The data are those that the run began with: "
+    if not saved["times"]:
+        return text + f"the contents of {sampled or count:,} of {count:,} images agree."
     same = "names and sizes" if late else "names, sizes and modification times"
     text += f"{same} of all {count:,} files agree"
     if read == count:
@@ -108,6 +105,11 @@ def _words(
     if complete and not saved.get("contents"):
         text += " Not all could be read again and compared: the run began without --verify-data."
     return text
+
+
+def _sampled(images: ImageSet) -> list[int]:
+    """Which images are looked into; none where the listing has all contents already."""
+    return sample_ids(len(images), SAMPLED_FILES) if images.content(0) else []
 
 
 def _hashes(images: ImageSet, ids: Sequence[int], whole: bool = False) -> list[str]:

@@ -64,9 +64,8 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
             ranks.check_batch(config.batch_size)
             images = open_images(config.data.source, size=config.views.size)
             config.check(len(images), images.labels is not None)
-        say = Console(highlight=False, quiet=not ranks.is_main).print
         if ranks.is_main:
-            say(describe(images), markup=False, soft_wrap=True)
+            say(describe(images))
         ranks.require_same(
             {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
         )
@@ -74,7 +73,7 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
             if resume and ranks.is_main:
                 run = stack.enter_context(RunFolder.open(out))
                 check_same(run.description(), {"config": config.to_dict()})
-                say(check_same_data(run.facts, images, config.data.verify), markup=False, soft_wrap=True)
+                say(check_same_data(run.facts, images, config.data.verify))
         with ranks.together():
             state = build_state(config, len(images), ranks)
             loader = PairLoader(
@@ -101,6 +100,11 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
         stack.callback(training.list_unreadable)
         training.run()
     return out
+
+
+def say(text: str) -> None:
+    """A word before the progress bar is there."""
+    Console(highlight=False, markup=False, emoji=False).print(text, soft_wrap=True)
 
 
 def restarted() -> bool:

@@ -109,3 +109,13 @@ def test_a_label_of_a_hundred_million_costs_no_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1e6
     finally:
         tracemalloc.stop()
+
+
+def test_more_than_the_machine_has_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """An archive whose directory claims an array of a million gigabytes."""
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("images.npy", single_array())
+        archive.filelist[0].file_size = 10**15
+    with pytest.raises(UserError, match=r"needs 1,000,000 GB of memory, and this machine has \d+"):
+        open_images(str(path))
