@@ -124,7 +124,7 @@ def _require_same_contents(images: ImageSet, known: dict[int, str], whole: bool 
     if changed:
         names = few(printable(images.where(i)) for i in changed)
         raise _other_data(
-            f"{len(changed):,} of {len(known):,} files that were looked into hold something else than before, in "
+            f"{len(changed):,} of {len(known):,} images that were looked into hold something else than before, in "
             f"as many bytes ({names})"
         )
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet, describe, open_images
+from adasim.data.found import few
 from adasim.errors import UserError
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.dense import PatchFeatures
@@ -95,7 +96,7 @@ class Bench:
             workers=self.workers,
         )
         if found.unreadable:
-            some = "; ".join(list(found.unreadable.values())[:3])
+            some = few(found.unreadable.values())
             self.say(f"{len(found.unreadable)} images cannot be read and are left out: {some}")
         return found
 

@@ -92,7 +92,7 @@ def test_other_content_of_the_same_size_is_refused_by_name(tmp_path: Path) -> No
     root = photos(tmp_path / "photos")
     saved = kept(root)
     overwrite_keeping_the_time(root / "class1/003.bmp")
-    with pytest.raises(UserError, match=r"Cannot resume with other data: 1 of 6 files .*class1/003\.bmp"):
+    with pytest.raises(UserError, match=r"Cannot resume with other data: 1 of 6 images .*class1/003\.bmp"):
         check(saved, root)
 
 
@@ -100,7 +100,7 @@ def test_two_files_that_swapped_names_are_refused(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos")
     saved = kept(root)
     swap(root / "class0/000.bmp", root / "class0/002.bmp")
-    with pytest.raises(UserError, match=r"2 of 6 files .*class0/000\.bmp, .*class0/002\.bmp"):
+    with pytest.raises(UserError, match=r"2 of 6 images .*class0/000\.bmp, .*class0/002\.bmp"):
         check(saved, root)
 
 
@@ -150,7 +150,7 @@ def test_a_complete_record_finds_what_a_sample_misses(tmp_path: Path) -> None:
     overwrite_keeping_the_time(root / "class0/002.bmp")
     assert "contents of 34 of them" in check(sampled, root)
     assert "began without --verify-data" in check(sampled, root, complete=True)
-    with pytest.raises(UserError, match=r"1 of 100 files .*class0/002\.bmp"):
+    with pytest.raises(UserError, match=r"1 of 100 images .*class0/002\.bmp"):
         check(complete, root, complete=True)
 
 

@@ -89,7 +89,7 @@ def test_data_with_other_contents_of_the_same_sizes_are_refused(
     for path in photos.rglob("*.bmp"):
         head = path.read_bytes()[:54]
         path.write_bytes(head + bytes(path.stat().st_size - len(head)))  # black
-    with pytest.raises(UserError, match="48 of 48 files that were looked into hold something else"):
+    with pytest.raises(UserError, match="48 of 48 images that were looked into hold something else"):
         pretrain(config, tmp_path / "run", resume=True)
 
 
