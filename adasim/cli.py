@@ -50,7 +50,8 @@ def pretrain(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         return show_recipes()
     # `--data PATH` is what people type; the field is data.source.
-    arguments = ["--data.source" if a == "--data" else a for a in arguments]
+    short = {"--data": "--data.source", "--verify-data": "--data.verify"}
+    arguments = [short.get(a, a) for a in arguments]
     arguments = [a.replace("--data=", "--data.source=", 1) for a in arguments]
     if any(a == "--resume" or a.startswith("--resume=") for a in arguments):
         return resume(arguments)

@@ -19,12 +19,16 @@ from adasim.fields import check_fields
 class DataConfig:
     """Which images, and how they are read."""
 
-    source: str = "embedded"
-    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `embedded[:COUNT]`."""
+    source: str = ""
+    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `embedded[:COUNT]`
+    (generated images: what the demo and the desk recipes use when nothing is named)."""
     workers: int = 2
     """Loader processes for the per-image path; 0 reads in the main process. Any number gives the same run."""
     max_unreadable: float = 0.01
     """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
+    verify: bool = False
+    """Read every file before training and keep a hash of all its bytes; on a resume, compare them all. Without it,
+    modification times and the contents of a sample are compared."""
 
     def __post_init__(self) -> None:
         check_fields(self, "data.")

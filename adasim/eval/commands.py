@@ -185,8 +185,7 @@ def segmentation(arguments: SegmentationArguments, console: Console) -> None:
     if data is None and arguments.train is None:
         data = bench.subject.source
     split = open_masked_split(data, arguments.train, arguments.test, size=native, seed=arguments.seed)
-    if split.note:
-        console.print(split.note, soft_wrap=True)
+    say_found(split, console)
     result, num_classes = bench.segmentation(
         split,
         size=size,
@@ -265,7 +264,7 @@ def open_bench(arguments: Common, console: Console, size: int | None = None) -> 
         workers=arguments.workers,
         cached=not arguments.no_cache,
         seed=arguments.seed,
-        say=lambda text: console.print(text, soft_wrap=True),
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
 
 
@@ -276,8 +275,7 @@ def open_sources(bench: Bench, arguments: Any, console: Console) -> Split:
         data = bench.subject.source
     size = bench.subject.transform.size
     split = open_split(data, arguments.train, arguments.test, size=size, seed=arguments.seed)
-    if split.note:
-        console.print(split.note, soft_wrap=True)
+    say_found(split, console)
     return split
 
 
@@ -291,6 +289,12 @@ def pick_unbalanced(sources: Sequence[str], wanted: Sequence[str] | None) -> lis
     if unknown is not None:
         raise UserError(f"--per-class {unknown} is none of the data sets {', '.join(sources)}.")
     return chosen if wanted else list(sources)
+
+
+def say_found(split: Split, console: Console) -> None:
+    """What images there are, what was left out, and how they were divided, if nobody said."""
+    for sentence in [*split.found(), *([split.note] if split.note else [])]:
+        console.print(sentence, markup=False, soft_wrap=True)
 
 
 def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:

@@ -239,7 +239,7 @@ class FeatureCache:
         facts = {
             "version": _VERSION,
             "weights": self._weights[1],
-            "data": images.fingerprint(),
+            "data": images.cache_key(),
             "transform": asdict(transform),
             "what": what,
         }

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from adasim.data import ArrayImages, ImageSet, Unreadable, open_images
-from adasim.data.folder import EXTENSIONS, decode
+from adasim.data.contents import hash_file, open_regular
+from adasim.data.decode import EXTENSIONS, decode, open_image
 from adasim.errors import UserError
 
 IGNORE = 255
@@ -42,6 +42,7 @@ class MaskedFiles(ImageSet):
         self.name = name
         self.classes = classes
         self._pictures, self._masks = pictures, masks
+        self.place = str(pictures[0].parent)
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -52,7 +53,7 @@ class MaskedFiles(ImageSet):
     def mask(self, i: int) -> Tensor:
         path = self._masks[i]
         try:
-            with Image.open(path) as image:
+            with open_regular(path) as file, open_image(file) as image:
                 if image.mode not in ("L", "P", "1"):
                     raise UserError(
                         f"The mask {path} has {image.mode} pixels; masks need one 8-bit class id per pixel "
@@ -64,6 +65,9 @@ class MaskedFiles(ImageSet):
 
     def where(self, i: int) -> str:
         return str(self._pictures[i])
+
+    def content(self, i: int, whole: bool = False) -> str:
+        return hash_file(self._pictures[i], whole) + hash_file(self._masks[i], whole)
 
     def listing(self) -> list[str]:
         return [
@@ -209,7 +213,9 @@ def _voc(root: Path, split: str) -> MaskedFiles:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix[1:].lower() in EXTENSIONS)
+    return sorted(
+        path for path in folder.iterdir() if path.suffix[1:].lower() in EXTENSIONS and path.is_file()
+    )
 
 
 def _size(path: Path) -> int:

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from adasim.data import ImageSet, open_images
+from adasim.data import ImageSet, describe, open_images
+from adasim.data.found import few
 from adasim.errors import UserError
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.dense import PatchFeatures
@@ -96,7 +97,7 @@ class Bench:
             workers=self.workers,
         )
         if found.unreadable:
-            some = "; ".join(list(found.unreadable.values())[:3])
+            some = few(found.unreadable.values())
             self.say(f"{len(found.unreadable)} images cannot be read and are left out: {some}")
         return found
 
@@ -185,6 +186,8 @@ class Bench:
         splits = [open_images(source, size=size)]
         with suppress(UserError):  # not divided: all of it is there already
             splits.append(open_images(source, size=size, split="test"))
+        for images in splits:
+            self.say(describe(images, unused=False))
         classes = sorted({name for images in splits for name in images.classes})
         values, labels, fingerprints = [], [], []
         for images in splits:

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.config import Config
-from adasim.data.folder import to_tensor
+from adasim.data.decode import to_tensor
 from adasim.errors import UserError
 
 SMALL = 64

@@ -9,17 +9,18 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from adasim import seeding
 from adasim.config import Config
-from adasim.data import Batch, ImageSet, PairLoader, open_images
+from adasim.data import Batch, ImageSet, PairLoader, check_same_data, describe, open_images, record
 from adasim.errors import UserError
 from adasim.methods import Seen, Step
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
@@ -32,6 +33,7 @@ from adasim.train.report import Reporter
 from adasim.train.run import RunFolder, check_same, decisive
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_policy, build_state
+from adasim.train.unreadable import UnreadableList
 
 
 class NonFiniteLossError(UserError):
@@ -63,13 +65,16 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
             ranks.check_batch(config.batch_size)
             images = open_images(config.data.source, size=config.views.size)
             config.check(len(images), images.labels is not None)
-        fingerprint = images.fingerprint()
-        ranks.require_same({"number of images": len(images), "fingerprint of the images": fingerprint})
-        facts = {"fingerprint": fingerprint, "listing": images.listing(), "device": str(ranks.device)}
+        if ranks.is_main:
+            say(describe(images))
+        ranks.require_same(
+            {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
+        )
         with ranks.together():
             if resume and ranks.is_main:
                 run = stack.enter_context(RunFolder.open(out))
-                check_same(run.description(), {"config": config.to_dict(), **facts})
+                check_same(run.description(), {"config": config.to_dict()})
+                say(check_same_data(run.facts, images, config.data.verify))
         with ranks.together():
             state = build_state(config, len(images), ranks)
             loader = PairLoader(
@@ -86,13 +91,21 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
             stack.callback(loader.close)
         with ranks.together():
             if not resume and ranks.is_main:
+                facts = {**record(images, config.data.verify), "device": str(ranks.device)}
                 run = stack.enter_context(RunFolder.create(out, config, facts))
         owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
         with ranks.together():
             if not ranks.is_main:
                 run = RunFolder.join(out, owner)
-        Training(config, run, images, loader, state, ranks).run()
+        training = Training(config, run, images, loader, state, ranks)
+        stack.callback(training.list_unreadable)
+        training.run()
     return out
+
+
+def say(text: str) -> None:
+    """A word before the progress bar is there."""
+    Console(highlight=False, markup=False, emoji=False).print(text, soft_wrap=True)
 
 
 def restarted() -> bool:
@@ -120,6 +133,7 @@ class Training:
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
         self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks)
         self.unreadable = 0  # images that all ranks know to be so
+        self.unreadable_list = UnreadableList(run.path, images)
         self.notes = run.version_changes()
         self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks)
         checkpoint = self.store.load_latest()
@@ -264,6 +278,12 @@ class Training:
                 self.loader.quarantine(found)
         self.unreadable = len(self.loader.quarantined)
 
+    def list_unreadable(self) -> None:
+        """However the run ends, too many unreadable images included, their list is there."""
+        if self.ranks.is_main:
+            with suppress(OSError):
+                self.unreadable_list.update(self.loader.quarantined)
+
     def refuse(self, loss: float, batch: Batch) -> None:
         names = [self.images.where(i) for i in batch.ids[:5].tolist()]
         raise NonFiniteLossError(
@@ -282,6 +302,7 @@ class Training:
             with self.store.saving("metrics and encoder"):
                 self.report.sync()
                 if self.ranks.is_main:
+                    self.unreadable_list.update(self.loader.quarantined)
                     encoder, transform = self.state.method.exported, EvalTransform.for_run(self.config)
                     save_backbone(self.path / BACKBONE_FILE, encoder, transform)
             self.state.save(self.store)

@@ -22,6 +22,7 @@ from adasim.train.metrics import MetricsLog
 from adasim.train.monitor import CollapseWatch
 from adasim.train.progress import Progress
 from adasim.train.state import TrainState
+from adasim.train.unreadable import UNREADABLE_FILE
 
 
 class Reporter:
@@ -96,7 +97,8 @@ class Reporter:
             self.told_unreadable = len(unreadable)
             self.say(
                 f"{len(unreadable)} of {len(self.images)} images cannot be read and are replaced by others, "
-                f"the last found being {[*unreadable.values()][-1]}."
+                f"the last found being {[*unreadable.values()][-1]}. All are listed in "
+                f"{self.path / UNREADABLE_FILE}."
             )
         values: dict[str, float] = {
             "epoch": epoch,

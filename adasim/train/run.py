@@ -2,7 +2,8 @@
 
 RUN/config.json         the configuration; written last, so its presence means that this is a run
     versions.json       Python, packages, device and threads
-    data.json           the data set's fingerprint and listing, to refuse a resume with other data
+    data.json           the images' names, sizes, times and sampled contents, to refuse a resume with other data
+    unreadable.csv      the images that could not be read, if there are any
     metrics.jsonl       one line of JSON per logged step; the same numbers in tensorboard/
     checkpoints/, history/   see `adasim.train.checkpoint`
     backbone.safetensors     the result
@@ -16,8 +17,6 @@ import json
 import os
 import platform
 import socket
-from collections import Counter
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,9 @@ _MAY_CHANGE = ("recipe", "device", "compile", "data.", "save.", "eval.")
 class RunFolder:
     """A run's folder, locked against a second process until `close` or the process's end, even by a kill.
 
-    To begin: `RunFolder.create(out, config, {"fingerprint": ..., "listing": [...], "device": "cpu"})`.
-    To continue: `RunFolder.open(out)`, then `check_same(run.description(), {"config": ..., **facts})`.
+    To begin: `RunFolder.create(out, config, {**record(images), "device": "cpu"})`.
+    To continue: `RunFolder.open(out)`, then `check_same(run.description(), {"config": ...})` and
+    `check_same_data(run.facts, images)`.
     """
 
     def __init__(self, path: Path, config: Config, facts: dict[str, Any], lock: int | None) -> None:
@@ -54,7 +54,7 @@ class RunFolder:
         Args:
             out: the folder.
             config: the whole configuration.
-            facts: what the configuration does not say: the data's `fingerprint` and `listing`, the `device`.
+            facts: what the configuration does not say: the `record` of the data, the `device`.
         """
         out = Path(out)
         try:
@@ -168,10 +168,10 @@ def versions(device: str) -> dict[str, Any]:
 
 
 def check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to continue a run with other settings or other data, naming the first differences.
+    """Refuse to continue a run with other settings, naming the first differences.
 
-    Both are `{"config": ..., "fingerprint": ..., "listing": [...]}`. Where the images lie, how they are read,
-    the device, saving and evaluation may change; whatever shapes the result may not.
+    Both are `{"config": ...}`. Where the images lie, how they are read, the device, saving and evaluation may
+    change; whatever shapes the result may not. The images are compared by `adasim.data.check_same_data`.
     """
     before, after = (decisive(description["config"]) for description in (saved, now))
     changed = [
@@ -185,46 +185,12 @@ def check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
             f"Cannot resume with other settings: {'; '.join(changed[:3])}{more}. "
             f"Resume without these options, or start a new run with another --out."
         )
-    if saved.get("fingerprint") != now.get("fingerprint"):
-        difference = _difference(saved.get("listing", []), now.get("listing", []))
-        raise UserError(
-            f"Cannot resume with other data: {difference}. "
-            f"Restore the data set as it was, or start a new run with another --out."
-        )
 
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that shape the result, by their names on the command line."""
     flat = _flatten(json.loads(json.dumps(config)))
     return {name: value for name, value in flat.items() if not name.startswith(_MAY_CHANGE)}
-
-
-def _difference(before: list[str], after: list[str]) -> str:
-    """In words, how two listings differ. A line is a name, then a size or a hash as its last word."""
-    removed = list((Counter(before) - Counter(after)).elements())
-    added = list((Counter(after) - Counter(before)).elements())
-    names_removed, names_added = _by_name(removed), _by_name(added)
-    changed = [name for name in names_removed if name in names_added]
-    gone = {name: mark for name, mark in names_removed.items() if name not in names_added}
-    new = {name: mark for name, mark in names_added.items() if name not in names_removed}
-    twins: dict[str, list[str]] = {}  # size -> new names, the first one last
-    for name in reversed(new):
-        twins.setdefault(new[name], []).append(name)
-    renamed: list[str] = []
-    for name, mark in list(gone.items()):
-        if twins.get(mark):  # the same size under another name
-            twin = twins[mark].pop()
-            renamed.append(f"{name} -> {twin}")
-            del gone[name], new[twin]
-    kinds = {"renamed": renamed, "removed": list(gone), "added": list(new), "changed": changed}
-    parts = [f"{len(names)} {kind} ({_few(names)})" for kind, names in kinds.items() if names]
-    if parts:
-        return f"of {len(before)} entries, " + ", ".join(parts)
-    return "the order of the images differs" if before != after else "the labels or the pixels differ"
-
-
-def _by_name(lines: Iterable[str]) -> dict[str, str]:
-    return {name or mark: mark for name, _, mark in (line.rpartition(" ") for line in lines)}
 
 
 def _few(names: list[str]) -> str:

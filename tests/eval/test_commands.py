@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import Callable
@@ -527,3 +528,21 @@ def test_unreadable_images_are_named(
     assert len(FolderImages(data)) == 140
     (data / "a" / "003.png").write_bytes(b"")
     assert "2 of the 140 images" in refusal(["knn", str(run), "--data", str(data)], capsys)
+
+
+def test_what_was_found_and_left_out_is_said_and_a_pipe_is_not_waited_for(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    data = folders(tmp_path / "photos/train", {"a": 30, "b": 30})
+    folders(tmp_path / "photos/test", {"a": 6, "b": 6})
+    (data / "a" / "x.heic").write_bytes(b"?")
+    os.mkfifo(data / "a" / "x.png")
+    main(["eval", "knn", str(run), "--data", str(tmp_path / "photos")])
+    said = capsys.readouterr().out
+    assert f"60 images in 2 classes (a, b) from {data} (its split train). Left out: 1 .heic" in said
+    assert "1 pipe, socket or device" in said
+    assert f"12 images in 2 classes (a, b) from {tmp_path / 'photos/test'} (its split test)." in said
+    assert "not used" not in said
+    main(["eval", "fewshot", str(run), "--data", str(tmp_path / "photos"), "--ways", "2", "--episodes", "5"])
+    assert "60 images in 2 classes" in capsys.readouterr().out

@@ -273,6 +273,32 @@ def test_an_unreadable_image_is_left_out_with_its_label(
         assert list(found.unreadable) == [broken]
 
 
+def test_files_of_the_same_size_written_anew_or_renamed_are_not_answered_from_the_cache(
+    resnet: Backbone, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "photos" / "a" / f"{i:03}.bmp" for i in range(80)]
+    paths[0].parent.mkdir(parents=True)
+    for i, path in enumerate(paths):
+        Image.fromarray(photograph(16, 20) // (1 + i % 4)).save(path)
+        os.utime(path, ns=(10**18, 10**18))
+    cache = FeatureCache(tmp_path / "cache")
+
+    def look() -> Tensor:
+        return cache.features(resnet, FolderImages(tmp_path / "photos"), SMALL, progress=False).values
+
+    before = look()
+    paths[5].rename(tmp_path / "aside")
+    paths[6].rename(paths[5])
+    (tmp_path / "aside").rename(paths[6])
+    order = list(range(80))
+    order[5], order[6] = 6, 5
+    assert torch.equal(look(), before[order])
+    for path in paths:
+        head = path.read_bytes()[:54]
+        path.write_bytes(head + bytes(path.stat().st_size - len(head)))
+    assert (look().std(dim=0) < 1e-5).all()  # all black
+
+
 def test_more_than_one_unreadable_image_in_a_hundred_is_refused(resnet: Backbone, folder: Path) -> None:
     for name in ("000", "003"):
         (folder / "a" / f"{name}.png").write_bytes(b"")
