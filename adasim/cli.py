@@ -2,7 +2,7 @@
 
     adasim demo                                       two minutes: embedded images, AdaSim pairs, k-NN accuracy
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
-    adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits
+    adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
     adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
     adasim plan --images 14000000 --ranks 8           what a run of that size needs, before you start it
 

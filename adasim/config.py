@@ -275,9 +275,13 @@ class Config:
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type of the forward pass on an accelerator; a CPU always runs fp32."""
+    """Autocast type of the forward pass on an accelerator; a CPU always runs fp32. fp16 scales the loss, and becomes
+    fp32 on devices that cannot."""
     compile: bool = False
     """Compile the encoders with torch.compile: slow first steps, faster ones after. Rounding differs slightly."""
+    deterministic: bool = False
+    """The same bits from every run, and from one that was resumed, on the same GPUs, by slower algorithms for
+    attention and convolutions; where torch has none the run ends. A CPU gives the same bits anyway."""
     data: DataConfig = field(default_factory=DataConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -249,7 +249,7 @@ def table(arguments: TableArguments, console: Console) -> None:
 
 def open_bench(arguments: Common, console: Console, size: int | None = None) -> Bench:
     """The encoder on its device; a word if nobody trained it."""
-    from adasim.train.distributed import pick_device
+    from adasim.train.devices import pick_device
 
     subject = open_subject(
         arguments.model, random_weights=arguments.random_weights, size=size or arguments.size

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adasim.neighbors.arguments import Ids, check_tau, checked_ids
+from adasim.neighbors.precision import exact_device
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
 from adasim.neighbors.window import Ranker, on_grid, softmax_of_sums
@@ -48,7 +49,8 @@ class NeighborMemory:
             "current", it includes the current epoch (the paper's Algorithm 1), so an image's partner can be
             drawn once it has been observed.
         dtype: of the cache; by default fp16 on an accelerator and fp32 on a CPU.
-        device: of the cache. The history stays in main memory.
+        device: of the cache; a device without fp64 (Apple's mps) leaves it on the CPU. The history stays in
+            main memory.
         rows: the images whose features and lists are held here, all by default; `ShardedMemory` gives each
             process its own. Neighbours are then found, and partners drawn, among and for these alone.
 
@@ -86,7 +88,7 @@ class NeighborMemory:
         rows = range(num_images) if rows is None else rows
         if rows.step != 1 or not 0 <= rows.start <= rows.stop <= num_images:
             raise ValueError(f"rows={rows} must be a range within the {num_images} images")
-        device = torch.device(device)
+        device = exact_device(device)
         self.num_images, self.dim, self.window, self.k = num_images, dim, window, k
         self.support, self.timing, self.rows = support, timing, rows
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
@@ -114,8 +116,8 @@ class NeighborMemory:
         )
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the cache to a device; the history stays in main memory. Returns this memory."""
-        self.cache = self.cache.to(device)
+        """Move the cache to a device (the CPU, if that has no fp64); the history stays in main memory."""
+        self.cache = self.cache.to(exact_device(device))
         self._quantized = None
         self._refresh_int8()
         return self

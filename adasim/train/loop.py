@@ -27,6 +27,7 @@ from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
+from adasim.train.devices import autocast, deterministic
 from adasim.train.distributed import ALONE, Distributed
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import Reporter
@@ -47,7 +48,8 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
         config: a recipe's name or a whole configuration.
         out: the run folder to make.
         data: where the images are, if `config` does not say (see `DataConfig.source`).
-        resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached.
+        resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
+            with `config.deterministic` only).
 
     >>> import adasim
     >>> run = adasim.pretrain("demo", "runs/demo")         # doctest: +SKIP
@@ -58,7 +60,7 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
         config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
     config.check_values()
     out = Path(out)
-    with Distributed.start(config.device) as ranks, ExitStack() as stack:
+    with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
         resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
@@ -135,6 +137,11 @@ class Training:
         self.unreadable = 0  # images that all ranks know to be so
         self.unreadable_list = UnreadableList(run.path, images)
         self.notes = run.version_changes()
+        if state.precision != config.precision and ranks.device.type != "cpu":
+            self.notes.append(
+                f"{ranks.device} cannot scale losses, without which {config.precision} loses small gradients: this "
+                f"run uses {state.precision}."
+            )
         self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks)
         checkpoint = self.store.load_latest()
         if checkpoint is not None:
@@ -211,7 +218,7 @@ class Training:
             waited = time.perf_counter() - start
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
             views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
-            with autocast(self.config.precision, batch.ids.device):
+            with autocast(state.precision, batch.ids.device):
                 if after_the_fact:
                     late = partial(self.late_partners, batch, views, epoch)
                     batch, step, waited_more = self.run_forward(late)
@@ -228,8 +235,7 @@ class Training:
         method, memory = self.state.method, self.state.memory
         assert memory is not None
         first = method.see(views[0])
-        with torch.autocast(views[0].device.type, enabled=False):  # the search is exact
-            memory.observe(batch.ids, first.feature)
+        memory.observe(batch.ids, first.feature)
         partners = self.policy.partners(epoch, batch.ids.cpu())
         pending = self.loader.fetch(epoch, batch.ids, partners)
         others = [Seen(view) for view in views[1:]]  # local crops
@@ -309,9 +315,3 @@ class Training:
             self.saved_step = self.state.step
         except SaveFailed as problem:
             self.report.say(f"Step {self.state.step} is not saved yet: {problem}")
-
-
-def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Mixed precision where it was asked for and the device has it; a CPU runs fp32."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    return torch.autocast(device.type, dtype, enabled=precision != "fp32" and device.type != "cpu")

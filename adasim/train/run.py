@@ -30,7 +30,7 @@ from adasim.files import TEMPORARY, atomic_write, remove, remove_leftovers
 _FOLDERS = ("checkpoints", "history", "tensorboard")
 _UNFINISHED = {*_FOLDERS, "lock", "versions.json", "data.json"}  # what a kill inside `create` may leave
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
-_MAY_CHANGE = ("recipe", "device", "compile", "data.", "save.", "eval.")
+_MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 
 class RunFolder:

@@ -21,6 +21,7 @@ from adasim.methods import Method, build_method
 from adasim.models import Backbone
 from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, ShardedMemory, Standard
 from adasim.train.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
+from adasim.train.devices import build_scaler, working_precision
 from adasim.train.distributed import ALONE, Distributed
 from adasim.train.optim import build_optimizer
 
@@ -34,6 +35,8 @@ class TrainState:
     scaler: torch.amp.GradScaler
     memory: ShardedMemory | None
     """None for the policies that need no neighbours."""
+    precision: str = "fp32"
+    """Of the forward pass: what was asked for where the device has it, else fp32."""
     step: int = 0
     """Optimiser steps done."""
     epoch: int = 0
@@ -84,7 +87,8 @@ class TrainState:
         info = checkpoint.info
         self.method.load_state_dict(checkpoint.tensors("method"))
         unpack_optimizer(self.optimizer, checkpoint.tensors("optimizer"), info["optimizer"])
-        self.scaler.load_state_dict(info["scaler"])
+        if info["scaler"]:  # empty where nothing was scaled, as on a CPU: then it starts with torch's default
+            self.scaler.load_state_dict(info["scaler"])
         self.step, self.epoch, self.step_in_epoch = info["step"], info["epoch"], info["step_in_epoch"]
         self.loss_sum, self.partners_changed = info["loss_sum"], info["partners_changed"]
         self.history = {
@@ -157,8 +161,9 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
             dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
             device=device,
         )
-    scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16" and device.type == "cuda")
-    return TrainState(method, build_optimizer(method, config), scaler, memory)
+    precision = working_precision(config.precision, device)
+    scaler = build_scaler(precision, device)
+    return TrainState(method, build_optimizer(method, config), scaler, memory, precision)
 
 
 def compile_encoders(method: Method) -> None:

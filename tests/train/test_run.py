@@ -267,7 +267,7 @@ def refusal(now: dict[str, Any]) -> str:
 
 def test_the_same_run_is_accepted_also_with_other_ways_to_run_it() -> None:
     saved = json.loads(json.dumps(description()))
-    now = description(device="cuda", save=SaveConfig(keep=5))
+    now = description(device="cuda", deterministic=True, save=SaveConfig(keep=5))
     now["config"]["data"].update(workers=7, source="/moved/elsewhere")
     now["config"]["eval"].update(every=3)
     check_same(saved, now)
