@@ -18,9 +18,8 @@ from adasim.data.batched import BatchedViews
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.features import extract
 from adasim.eval.linear import linear_probe
-from adasim.eval.transforms import EvalTransform
 from adasim.methods import Seen, Step, build_method
-from adasim.models import build_backbone
+from adasim.models import EvalTransform, build_backbone
 from adasim.recipes import get_recipe
 
 
