@@ -139,7 +139,7 @@ def test_killed_between_the_files_of_the_ranks_and_their_manifest(
     if kill["rank"] == 0:  # else it is there to tidy up
         [unfinished] = (tmp_path / "run" / "checkpoints").glob(f"*{TEMPORARY}")
         written = {path.stem for path in unfinished.iterdir()}
-        assert written == {"method", "optimizer", "memory-00000", "memory-00001"}
+        assert written == {"method", "optimizer", "recent", "memory-00000", "memory-00001"}
     resumed(tmp_path / "run")
     assert_undisturbed(tmp_path / "run")
 
