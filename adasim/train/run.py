@@ -90,7 +90,12 @@ class RunFolder:
             _refuse_foreign(out, overwrite)
             made = not out.exists()
             out.mkdir(parents=True, exist_ok=True)
-            lock = FolderLock.take(out, surely=overwrite)
+            try:
+                lock = FolderLock.take(out, surely=overwrite)
+            except BaseException:
+                if made:
+                    remove(out)  # there was nothing, and nothing but a lock file can be in it
+                raise
             try:
                 _refuse_foreign(out, overwrite)  # again: somebody may have been quicker
                 if overwrite:
