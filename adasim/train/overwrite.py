@@ -54,11 +54,12 @@ def delete_run(out: Path) -> list[str]:
     if not (out / "config.json").exists():
         return []
     check_replaceable(out)
-    checkpoints = len(list((out / "checkpoints").glob("step-*")))
-    encoder = " and an encoder" if (out / "backbone.safetensors").exists() else ""
+    saved = (out / "checkpoints").glob("step-*")
+    checkpoints = sum(not path.name.endswith(TEMPORARY) for path in saved)
+    encoder = "an" if (out / "backbone.safetensors").exists() else "no"
     for name in (*_FOLDERS, *_PRODUCTS, *_DESCRIPTION):
         remove(out / name)
-    return [f"Overwrote the run in {out}, which had {checkpoints} checkpoints{encoder}."]
+    return [f"Overwrote the run in {out} ({checkpoints} checkpoint(s), {encoder} encoder)."]
 
 
 def _strange(out: Path) -> list[str]:

@@ -131,6 +131,7 @@ class TrainState:
     def bytes_on_disk(self, ranks: Distributed, keep: int) -> tuple[int, int]:
         """Of one checkpoint, and of the history files that `keep` of them need: the tensors of all ranks."""
         shared = weight_bytes(self.method, moments=2 if isinstance(self.optimizer, torch.optim.AdamW) else 1)
+        shared += 4 * _WATCHED * self.method.feature_dim
         if self.memory is None:
             return shared, 0
         state = {name: tensor.nbytes for name, tensor in self.memory.state_dict().items()}
