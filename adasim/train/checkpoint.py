@@ -19,67 +19,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from adasim.errors import UserError
 from adasim.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
 from adasim.train.distributed import ALONE, Distributed
-from adasim.train.manifest import (
-    PLAIN,
-    ForeignCheckpoint,
-    InvalidCheckpoint,
-    OtherFormat,
-    require_kind,
-    seal,
-    unseal,
-)
+from adasim.train.manifest import PLAIN, InvalidCheckpoint, OtherFormat, seal
 from adasim.train.packing import pack_optimizer as pack_optimizer
 from adasim.train.packing import unpack_optimizer as unpack_optimizer
-
-_STEP = re.compile(r"step-([0-9]{9,})(?:\.([0-9]+))?")
-_EPOCH = re.compile(r"epoch-([0-9]{6,})-([0-9a-f]{16})\.safetensors")
-_SUFFIX = ".safetensors"
+from adasim.train.verify import EPOCH, STEP, SUFFIX, Checkpoint, Verifier, order
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
     """A save did not succeed (disk full, quota, folder gone); the checkpoints before it are untouched."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A verified checkpoint. Tensors are read when asked for."""
-
-    path: Path
-    step: int
-    info: dict[str, Any]
-    """What `save` was given, after a trip through JSON (tuples became lists)."""
-    groups: tuple[str, ...]
-    history: tuple[str, ...]
-    """Names of the history files, in the order that `save` was given."""
-    lost: dict[str, str] = field(default_factory=dict)
-    """Those of them that are not whole, and why."""
-    run: str | None = None
-    """The id of the run that saved it."""
-
-    def tensors(self, group: str) -> dict[str, Tensor]:
-        """One group's tensors on the CPU: pages of the file, copied only when written to."""
-        return _read(self.path / f"{group}{_SUFFIX}")
-
-    def history_tensors(self, name: str) -> dict[str, Tensor]:
-        """One epoch's tensors, by its name in `history`."""
-        if name not in self.history or name in self.lost:
-            raise KeyError(name)
-        return _read(self.path.parent.parent / "history" / name)
 
 
 class CheckpointStore:
@@ -101,8 +61,7 @@ class CheckpointStore:
         self.keep = keep
         self.warn = warn
         self.ranks = ranks
-        self.run = run
-        self._hashes: dict[tuple[int, ...], str] = {}  # file as it was when hashed -> SHA-256
+        self.verifier = Verifier(Path(folder), run)
 
     def save(
         self, step: int, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], history: list[str]
@@ -127,20 +86,22 @@ class CheckpointStore:
             entries = {}
             with self.saving(what):
                 for group, values in tensors.items():
-                    _write(folder / f"{group}{_SUFFIX}", values)
-                    entries[group] = self._entry(folder / f"{group}{_SUFFIX}")
+                    _write(folder / f"{group}{SUFFIX}", values)
+                    entries[group] = self.verifier.entry(folder / f"{group}{SUFFIX}")
             shares = self.ranks.gather(entries)
             with self.saving(what):
                 if self.ranks.is_main:
                     groups = {group: entry for share in shares for group, entry in share.items()}
                     for group, entry in groups.items():  # the rank that wrote it has just hashed it
-                        self._hashes[_version(folder / f"{group}{_SUFFIX}")] = entry["sha256"]
+                        self.verifier.know(folder / f"{group}{SUFFIX}", entry["sha256"])
                     manifest = {
                         "step": step,
-                        "run": self.run,
+                        "run": self.verifier.run,
                         "info": info,
                         "groups": groups,
-                        "history": [{"name": name, **self._entry(self.history / name)} for name in history],
+                        "history": [
+                            {"name": name, **self.verifier.entry(self.history / name)} for name in history
+                        ],
                     }
                     atomic_write(folder / "manifest.json", seal(manifest))
                     os.rename(folder, final)
@@ -163,7 +124,7 @@ class CheckpointStore:
             with _temporary_folder(self.history / f"epoch-{epoch:06d}") as folder:
                 _write(folder / "new", tensors)
                 digest = sha256_file(folder / "new")
-                final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{_SUFFIX}"
+                final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{SUFFIX}"
                 if not final.is_file() or sha256_file(final) != digest:
                     os.replace(folder / "new", final)
             sync(self.history)
@@ -175,9 +136,9 @@ class CheckpointStore:
         return self.ranks.gather(found)[0]
 
     def _is_intact(self, name: str) -> bool:
-        match = _EPOCH.fullmatch(name)
+        match = EPOCH.fullmatch(name)
         try:
-            return match is not None and self._hash(self.history / name).startswith(match[2])
+            return match is not None and self.verifier.hash(self.history / name).startswith(match[2])
         except OSError:
             return False
 
@@ -198,12 +159,12 @@ class CheckpointStore:
         return self.ranks.gather(found)[0]
 
     def _newest_valid(self) -> Checkpoint | None:
-        self._hashes.clear()  # what is about to be trusted is read again
+        self.verifier.forget()  # what is about to be trusted is read again
         problems: list[str] = []
         incomplete: Checkpoint | None = None
         for path in self._newest_first():
             try:
-                checkpoint = self._verify(path)
+                checkpoint = self.verifier.verify(path)
             except OtherFormat as other:
                 raise UserError(f"{path} {other}") from None
             except InvalidCheckpoint as problem:
@@ -236,11 +197,11 @@ class CheckpointStore:
         others: list[Path] = []
         needed: set[str] = set()
         for path in self._newest_first():
-            if (theirs := self._of_others(path)) is not None:
+            if (theirs := self.verifier.of_others(path)) is not None:
                 needed |= theirs
                 continue
             try:
-                checkpoint = self._verify(path) if len(valid) < self.keep else None
+                checkpoint = self.verifier.verify(path) if len(valid) < self.keep else None
             except InvalidCheckpoint:
                 checkpoint = None
             if checkpoint is None:
@@ -258,87 +219,16 @@ class CheckpointStore:
                 os.rename(path, doomed)  # a deletion cut short must not look like a checkpoint
                 remove(doomed)
             needed |= {name for checkpoint in (*valid, *incomplete) for name in checkpoint.history}
-            for path in self.history.glob(f"*{_SUFFIX}"):
+            for path in self.history.glob(f"*{SUFFIX}"):
                 if path.name not in needed:
                     path.unlink()
 
-    def _of_others(self, path: Path) -> set[str] | None:
-        """The history files of a checkpoint that is another run's or another version's; None for one of ours."""
-        try:
-            manifest = unseal(path / "manifest.json")
-            if self.run is None or manifest["run"] == self.run:
-                return None
-            return {entry["name"] for entry in manifest["history"]}
-        except OtherFormat:
-            return set()
-        except (InvalidCheckpoint, OSError, KeyError, TypeError):
-            return None
-
-    def _verify(self, path: Path) -> Checkpoint:
-        """Read the manifest and check every file it names, trusting nothing in it."""
-        try:
-            require_kind(path, stat.S_ISDIR, "folder")
-            manifest = unseal(path / "manifest.json")
-            step, groups, history = manifest["step"], manifest["groups"], manifest["history"]
-            if self.run is not None and manifest["run"] != self.run:
-                raise ForeignCheckpoint("it belongs to another run")
-            if step != _order(path)[0]:
-                raise InvalidCheckpoint(f"its manifest speaks of step {step}")
-            if not isinstance(manifest["info"], dict):
-                raise InvalidCheckpoint("its manifest has no info")
-            for group, entry in groups.items():
-                self._check(path, f"{group}{_SUFFIX}", entry)
-            names = tuple(entry["name"] for entry in history)
-            lost = {}
-            for name, entry in zip(names, history, strict=True):
-                _require_plain(name)
-                try:
-                    self._check(self.history, name, entry)
-                except InvalidCheckpoint as problem:
-                    lost[name] = str(problem)
-            return Checkpoint(path, step, manifest["info"], tuple(groups), names, lost, manifest["run"])
-        except OSError as error:
-            raise InvalidCheckpoint(
-                f"{error.filename or path} could not be read ({error.strerror})"
-            ) from error
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InvalidCheckpoint(f"its manifest is malformed ({error!r})") from error
-
-    def _check(self, folder: Path, name: str, entry: dict[str, Any]) -> None:
-        _require_plain(name)
-        path = folder / name
-        if not os.path.lexists(path):
-            raise InvalidCheckpoint(f"{name} is missing")
-        size = require_kind(path, stat.S_ISREG, "regular file").st_size
-        if size != entry["size"]:
-            raise InvalidCheckpoint(f"{name} has {size} bytes instead of {entry['size']}")
-        if self._hash(path) != entry["sha256"]:
-            raise InvalidCheckpoint(f"the content of {name} has changed (its SHA-256 differs)")
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except SafetensorError as error:
-            raise InvalidCheckpoint(f"{name} is not a safetensors file ({error})") from error
-
-    def _entry(self, path: Path) -> dict[str, Any]:
-        return {"size": path.stat().st_size, "sha256": self._hash(path)}
-
-    def _hash(self, path: Path) -> str:
-        """SHA-256 of a file; known files that have not been touched since are not read again.
-
-        Without this every save would read the whole window of history, and retention every kept checkpoint.
-        """
-        version = _version(path)
-        if version not in self._hashes:
-            self._hashes[version] = sha256_file(path)
-        return self._hashes[version]
-
     def _newest_first(self) -> list[Path]:
         found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else iter(())
-        return sorted((p for p in found if _STEP.fullmatch(p.name)), key=_order, reverse=True)
+        return sorted((p for p in found if STEP.fullmatch(p.name)), key=order, reverse=True)
 
     def _free_name(self, step: int) -> Path:
-        revisions = [revision for s, revision in map(_order, self._newest_first()) if s == step]
+        revisions = [revision for s, revision in map(order, self._newest_first()) if s == step]
         suffix = f".{max(revisions) + 1}" if revisions else ""
         return self.checkpoints / f"step-{step:09d}{suffix}"
 
@@ -375,24 +265,6 @@ class CheckpointStore:
                 ) from error
 
 
-def _version(path: Path) -> tuple[int, ...]:
-    """Which file this is, and as of when."""
-    status = path.stat()
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _order(path: Path) -> tuple[int, int]:
-    """(step, revision) of a checkpoint's folder."""
-    match = _STEP.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2] or 0)
-
-
-def _require_plain(name: str) -> None:
-    if not PLAIN.fullmatch(name):
-        raise InvalidCheckpoint(f"its manifest names {name!r}, which is not a plain file name")
-
-
 def _first(lost: dict[str, str]) -> str:
     """The first reason, and how many more there are."""
     more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
@@ -401,7 +273,7 @@ def _first(lost: dict[str, str]) -> str:
 
 def _loss(checkpoint: Checkpoint) -> str:
     """What it means that history files are lost."""
-    epochs = sorted({int(match[1]) + 1 for match in map(_EPOCH.fullmatch, checkpoint.lost) if match})
+    epochs = sorted({int(match[1]) + 1 for match in map(EPOCH.fullmatch, checkpoint.lost) if match})
     named = ", ".join(map(str, epochs))
     return (
         f"No checkpoint has all its neighbour lists: {_first(checkpoint.lost)}. Going on from {checkpoint.path.name} "
@@ -425,11 +297,6 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     save_file(dense, path)
     path.chmod(mode)  # safetensors makes files that their owner alone can read, whatever the umask
     sync(path)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from adasim.errors import UserError
 from adasim.files import TEMPORARY, remove
 from adasim.train.lock import LOCK
 
-_PRODUCTS = ("metrics.jsonl", "backbone.safetensors", "results.jsonl", "neighbours.png", "unreadable.txt")
+_PRODUCTS = ("metrics.jsonl", "backbone.safetensors", "results.jsonl", "neighbours.png", "unreadable.csv")
 _DESCRIPTION = ("data.json", "run.json", "config.json", "versions.json")
 _FILES = {*_PRODUCTS, *_DESCRIPTION, LOCK}
 _FOLDERS = {

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from adasim.errors import UserError
-from adasim.files import TEMPORARY, remove_leftovers
+from adasim.files import TEMPORARY, remove_leftovers, sha256_file
 from adasim.train import checkpoint as module
+from adasim.train import verify
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
 from adasim.train.manifest import seal
 from adasim.train.packing import pack, pack_optimizer, unpack, unpack_optimizer
@@ -238,8 +239,8 @@ def test_an_untouched_history_is_not_read_again_at_every_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    real = module.sha256_file
-    monkeypatch.setattr(module, "sha256_file", lambda path: (read.append(path.name), real(path))[1])
+    real = sha256_file
+    monkeypatch.setattr(verify, "sha256_file", lambda path: (read.append(path.name), real(path))[1])
     store = CheckpointStore(tmp_path, 1)
     name = store.write_history(0, {"x": torch.arange(5)})
     for step in range(1, 5):
@@ -278,7 +279,7 @@ def forge(content: bytes) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         path = folder / "student.safetensors"
         path.write_bytes(content)
-        entry = {"size": len(content), "sha256": module.sha256_file(path)}
+        entry = {"size": len(content), "sha256": sha256_file(path)}
         rewrite(folder, lambda m: m["groups"].update(student=entry))
 
     return damage
@@ -299,7 +300,7 @@ def escape(name: str) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         outside = folder.parent.parent / "outside.safetensors"
         outside.write_bytes((folder / "student.safetensors").read_bytes())
-        entry = {"size": outside.stat().st_size, "sha256": module.sha256_file(outside)}
+        entry = {"size": outside.stat().st_size, "sha256": sha256_file(outside)}
         group = name.format(outside=outside).removesuffix(".safetensors")
         rewrite(folder, lambda m: m["groups"].update({group: entry}))
 
@@ -309,7 +310,7 @@ def escape(name: str) -> Callable[[Path], None]:
 def escaping_history(folder: Path) -> None:
     outside = folder.parent.parent / "outside.safetensors"
     outside.write_bytes((folder / "student.safetensors").read_bytes())
-    entry = {"size": outside.stat().st_size, "sha256": module.sha256_file(outside)}
+    entry = {"size": outside.stat().st_size, "sha256": sha256_file(outside)}
     rewrite(folder, lambda m: m["history"].append({"name": "../outside.safetensors", **entry}))
 
 
@@ -427,6 +428,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from adasim.train import checkpoint as module
+from adasim.train import verify
 from adasim.train.checkpoint import CheckpointStore
 
 base = Path(sys.argv[1])
