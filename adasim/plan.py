@@ -30,7 +30,7 @@ from adasim.train.state import weight_bytes
 from adasim.units import scaled
 
 _ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
-_LIST = 6  # bytes of a list's entry: an int32 id and an fp16 similarity
+_LIST = 8  # bytes of a list's entry: an int32 id and an fp32 similarity
 _SMALL_SHARE = 0.2  # of a step's arithmetic that exact search may take before it is called expensive
 
 
@@ -258,7 +258,7 @@ def show(plan: Plan, console: Console) -> None:
     row(
         "history",
         _bytes(plan.history_bytes),
-        f"main memory: {rows} x {plan.window} epochs x {plan.k} x 6 bytes",
+        f"main memory: {rows} x {plan.window} epochs x {plan.k} x {_LIST} bytes",
     )
     row("epoch in progress", _bytes(plan.current_bytes), "main memory")
     row("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step")

@@ -98,7 +98,7 @@ def algorithm_1(config: Config) -> tuple[list[float], list[list[int]], Dino, Ten
         for i, row in zip(ids, unit @ Z.T, strict=True):  # the whole batch before any of it is written
             similarity = row.float().tolist()
             best = sorted(range(N), key=lambda j: (-similarity[j], j))[:K]
-            lists[i] = {j: float(np.float16(similarity[j])) for j in best}
+            lists[i] = {j: round(min(similarity[j], 1.0) * 2**24) / 2**24 for j in best}
         Z[ids] = unit
 
     def draw(i: int, window: list[dict[int, dict[int, float]]], epoch: int) -> int:
