@@ -74,15 +74,14 @@ def require_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> os.st
 
 def _other_format(manifest: dict[str, Any]) -> str:
     found = manifest.get("format")
-    if isinstance(found, int) and found < FORMAT:
-        maker = "an adasim 0.1 from before 17 November 2026, which kept similarities as fp16"
-        way_out = "Finish the run with that version"
-    else:
-        maker = f"adasim {manifest.get('adasim', 'of another version')}"
-        way_out = "Continue the run with that version"
+    older = isinstance(found, int) and found < 3  # versions that did not yet sign their checkpoints
+    maker = (
+        "adasim 0.1, which kept similarities as fp16" if older else f"adasim {manifest.get('adasim', '?')}"
+    )
     return (
         f"was written by {maker} (checkpoint format {found}), and this is adasim {__version__} (format {FORMAT}). "
-        f"{way_out}, or start a new one with another --out; the encoder in backbone.safetensors can be used as it is."
+        f"Finish the run with that version, or start a new one with another --out; the encoder in "
+        f"backbone.safetensors can be used as it is."
     )
 
 

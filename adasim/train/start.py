@@ -9,9 +9,9 @@ from pathlib import Path
 
 from adasim.config import Config
 from adasim.errors import UserError
+from adasim.schedules import learning_rate
 from adasim.train.checkpoint import Checkpoint
 from adasim.train.distributed import Distributed
-from adasim.train.optim import learning_rate
 from adasim.train.run import RunFolder
 from adasim.train.state import TrainState
 from adasim.units import scaled

@@ -20,7 +20,7 @@ from adasim.files import TEMPORARY, remove_leftovers, sha256_file
 from adasim.train import checkpoint as module
 from adasim.train import verify
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
-from adasim.train.manifest import seal
+from adasim.train.manifest import InvalidCheckpoint, seal, unseal
 from adasim.train.packing import pack, pack_optimizer, unpack, unpack_optimizer
 
 
@@ -399,6 +399,40 @@ def test_a_damaged_or_hostile_checkpoint_gives_way_to_the_one_before(
     assert "step-000000002 is not usable" in said[0]
     assert "Going back to step-000000001" in said[0]
     assert snapshot(tmp_path) == before
+
+
+def test_no_flipped_bit_and_no_cut_in_a_manifest_changes_what_it_says(tmp_path: Path) -> None:
+    """Every byte and every length: it is refused, or it still says the same (`1e5` as `1E5`)."""
+    store = CheckpointStore(tmp_path, 1)
+    name = store.write_history(0, {"x": torch.arange(3)})
+    path = save(store, 1, [name]) / "manifest.json"
+    said, content = unseal(path), path.read_bytes()
+    broken = [content[:size] for size in range(len(content))]
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        broken.append(bytes(flipped))
+    copy = tmp_path / "copy.json"
+    for candidate in broken:
+        copy.write_bytes(candidate)
+        try:
+            assert unseal(copy) == said
+        except InvalidCheckpoint:
+            continue
+        assert candidate.lower() == content.lower()
+
+
+@pytest.mark.parametrize("place", [0, 9, 40, -1], ids=["length", "header", "end of header", "payload"])
+def test_a_bit_flipped_anywhere_in_a_tensor_file_is_noticed(tmp_path: Path, place: int) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1)
+    path = save(store, 2) / "teacher.safetensors"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    status = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # a failing disk leaves no date
+    assert_is(store, 1)
 
 
 def snapshot(folder: Path) -> list[tuple[str, int, int]]:

@@ -12,8 +12,8 @@ import pytest
 from adasim.cli import main
 from adasim.config import Config
 from adasim.errors import UserError
+from adasim.schedules import learning_rate
 from adasim.train.loop import pretrain
-from adasim.train.optim import learning_rate
 
 Small = Callable[..., Config]
 Digest = Callable[[Path], str]

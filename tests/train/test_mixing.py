@@ -200,7 +200,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
     (tmp_path / "run" / "run.json").unlink()
     before = contents(tmp_path / "run")
     with pytest.raises(
-        UserError, match=r"written by an adasim 0\.1 .*\(checkpoint format 2\).* Finish the run with"
+        UserError, match=r"written by adasim 0\.1, .*\(checkpoint format 2\).* Finish the run with"
     ):
         pretrain(small(epochs=2), tmp_path / "run", resume=True)
     newest.write_bytes(manifest.seal({**values, "format": 4, "adasim": "7.1"}))

@@ -135,6 +135,19 @@ def test_bad_input_does_not_cost_the_old_run(old: Path, small: Small) -> None:
     assert files(old) == before
 
 
+def test_a_restarted_process_goes_on_instead_of_overwriting_its_own_run(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun starts the very same command again."""
+    out = pretrain(small(epochs=2), tmp_path / "run", overwrite=True)
+    before = files(out)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    pretrain(small(epochs=2), out, overwrite=True)
+    assert {p: c for p, c in files(out).items() if "/tensorboard/" not in p} == {
+        p: c for p, c in before.items() if "/tensorboard/" not in p
+    }
+
+
 @pytest.mark.parametrize("call", [2, 9, 11, 12, 13])
 def test_an_overwriting_cut_short_can_be_repeated(
     old: Path, monkeypatch: pytest.MonkeyPatch, call: int
