@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -316,8 +316,8 @@ class Training:
                     save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
             self.state.save(self.store)
             self.saved_step = self.state.step
-            with self.store.saving("run.json"):
-                if self.ranks.is_main and not self.run_folder.has_saved:
+            if self.ranks.is_main and not self.run_folder.has_saved:
+                with suppress(OSError):  # then after the next one
                     self.run_folder.identify(saved=True)
         except SaveFailed as problem:
             self.report.say(f"Step {self.state.step} is not saved yet: {problem}")

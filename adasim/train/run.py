@@ -138,9 +138,9 @@ class RunFolder:
         except TypeError as error:
             raise UserError(f"{out / 'config.json'} is damaged ({error}). Restore it from a copy.") from None
         facts = _read_json(out / "data.json")
-        identity = _read_json(out / "run.json") if (out / "run.json").exists() else {}
         if not lock:
-            return cls(out, config, facts, None, identity)
+            return cls(out, config, facts, None, {})
+        identity = _read_json(out / "run.json") if (out / "run.json").exists() else {}
         try:
             handle = FolderLock.take(out)
             for folder in (out, out / "checkpoints", out / "history"):
@@ -171,7 +171,7 @@ class RunFolder:
 
     @property
     def id(self) -> str | None:
-        """What tells this run from any other, also in its checkpoints; None if run.json is lost."""
+        """What tells this run from any other, also in its checkpoints; None if run.json is lost or was not read."""
         return self._identity.get("id")
 
     @property
@@ -181,8 +181,9 @@ class RunFolder:
 
     def identify(self, **facts: Any) -> None:
         """Keep `id` or `saved` in run.json."""
-        self._identity = {**self._identity, **facts}
-        _write_json(self.path / "run.json", self._identity)
+        identity = {**self._identity, **facts}
+        _write_json(self.path / "run.json", identity)
+        self._identity = identity
 
     def raise_epochs(self, epochs: int) -> None:
         """Let config.json say how long the run now is."""
@@ -215,7 +216,8 @@ class RunFolder:
                 f"{who} has opened the run in {self.path} since this process began, and goes on with it. "
                 f"This process stops here and leaves the folder alone."
             )
-        happened = "holds another run now" if self.path.exists() else "is gone"
+        elsewhere = "is no longer this run's" if self.path.exists() else "is gone"
+        happened = elsewhere if described is None else "holds another run now"
         raise UserError(
             f"{self.path} {happened}: this run's folder was deleted or moved while it was training. What was not "
             f"saved is lost. If you moved it, go on with: adasim pretrain --resume NEW-PLACE"

@@ -216,14 +216,14 @@ def test_a_signal_to_all_ranks_and_their_loader_processes_saves_within_a_step(
     assert digest(tmp_path / "run") == digest(tmp_path / "whole")
 
 
-def test_a_folder_made_anew_under_several_ranks_stops_them_all(
+def test_a_folder_that_is_no_longer_the_runs_stops_all_ranks(
     runs: Runs, small: Small, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     hooks = [at("adasim.train.state:TrainState.end_epoch", 1, f"remove {out}/lock", rank=0)]
     hooks += [at("adasim.train.state:TrainState.end_epoch", 1, f"remove {out}/run.json", rank=0)]
     ranks = runs.start_ranks(small(epochs=2), out, 2, hooks=hooks)
-    refused(ranks, "folder was deleted or moved while it was training")
+    refused(ranks, "is no longer this run's: this run's folder was deleted or moved while it was training")
     assert steps(out) == []
 
 
