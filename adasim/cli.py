@@ -34,11 +34,14 @@ class PretrainArguments:
     out: Path
     """The run folder to make: config, metrics, checkpoints and backbone.safetensors."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    overwrite: bool = False
+    """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
 
 
 @dataclass
 class ResumeArguments:
-    """Continue a run where it stopped. What shapes the result cannot be changed; these may."""
+    """Continue a run where it stopped. What shapes the result cannot be changed, except that --epochs may be
+    raised: the schedules then follow the larger number from there on."""
 
     resume: Path
     """The run folder."""
@@ -63,7 +66,7 @@ def pretrain(arguments: Sequence[str]) -> None:
 
     from adasim.train import pretrain as run  # torch is slow to import, and help must not wait for it
 
-    run(parsed.config, parsed.out)
+    run(parsed.config, parsed.out, overwrite=parsed.overwrite)
     say_where(parsed.out)
 
 
@@ -72,6 +75,8 @@ def resume(arguments: Sequence[str]) -> None:
     from adasim.train import pretrain as run
     from adasim.train.run import RunFolder
 
+    if "--overwrite" in arguments:
+        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
     place = next(i for i, a in enumerate(arguments) if a.startswith("--resume"))
     if "=" in arguments[place]:
         out = Path(arguments[place].split("=", 1)[1])

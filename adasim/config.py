@@ -230,7 +230,10 @@ class SaveConfig:
     """Checkpoints and logs."""
 
     every_minutes: float = 10.0
-    """Save in mid-epoch when this much time has passed since the last checkpoint; 0 saves after every step."""
+    """Save when this much time has passed since the last checkpoint; 0 saves after every step."""
+    every_epochs: int = 0
+    """Save also after every so many epochs; 0 leaves it to the minutes. A run always saves when it ends or is
+    asked to stop."""
     keep: int = 2
     """How many checkpoints to keep; the newest valid one is never deleted."""
     log_every: int = 50
@@ -239,6 +242,7 @@ class SaveConfig:
     def __post_init__(self) -> None:
         check_fields(self, "save.")
         _at_least("save.every_minutes", self.every_minutes, 0)
+        _at_least("save.every_epochs", self.every_epochs, 0)
         _at_least("save.keep", self.keep, 1)
         _at_least("save.log_every", self.log_every, 1)
 

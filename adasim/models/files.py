@@ -57,7 +57,18 @@ def save_backbone(path: str | Path, backbone: Backbone, transform: EvalTransform
         _TRANSFORM: json.dumps((transform or backbone.transform).to_timm()),
         _LOAD: _lines(backbone.spec),
     }
-    atomic_write(Path(path), safetensors.torch.save(tensors, header))
+    atomic_write(Path(path), _in_order(safetensors.torch.save(tensors, header)))
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same safetensors file with a sorted header, so that equal encoders are equal files.
+
+    safetensors writes the entries of `__metadata__` in an order that changes from process to process.
+    """
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the tensors behind it stay aligned
+    return b"".join([len(header).to_bytes(8, "little"), header, memoryview(data)[8 + size :]])
 
 
 def load_backbone(path: str | Path) -> Backbone:

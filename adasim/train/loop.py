@@ -33,6 +33,7 @@ from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import Reporter
 from adasim.train.run import RunFolder, check_same, decisive
 from adasim.train.signals import StopRequests
+from adasim.train.start import disk_needed, follow
 from adasim.train.state import TrainState, build_policy, build_state
 from adasim.train.unreadable import UnreadableList
 
@@ -41,7 +42,14 @@ class NonFiniteLossError(UserError):
     """The loss is NaN or infinite: raised before optimiser, teacher and centre move, and nothing is saved."""
 
 
-def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, resume: bool = False) -> Path:
+def pretrain(
+    config: Config | str,
+    out: str | Path,
+    *,
+    data: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Path:
     """Pretrain an encoder; returns the run folder, which holds `backbone.safetensors` at the end.
 
     Args:
@@ -49,7 +57,9 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
         out: the run folder to make.
         data: where the images are, if `config` does not say (see `DataConfig.source`).
         resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
-            with `config.deterministic` only).
+            with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
+            at step 0.
+        overwrite: if `out` holds a run that no process uses, delete it first.
 
     >>> import adasim
     >>> run = adasim.pretrain("demo", "runs/demo")         # doctest: +SKIP
@@ -60,6 +70,8 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
         config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
     config.check_values()
     out = Path(out)
+    if resume and overwrite:
+        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
     with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
         resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
         ranks.require_same(decisive(config.to_dict()))
@@ -94,7 +106,7 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
         with ranks.together():
             if not resume and ranks.is_main:
                 facts = {**record(images, config.data.verify), "device": str(ranks.device)}
-                run = stack.enter_context(RunFolder.create(out, config, facts))
+                run = stack.enter_context(RunFolder.create(out, config, facts, overwrite=overwrite))
         owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
         with ranks.together():
             if not ranks.is_main:
@@ -128,7 +140,7 @@ class Training:
         ranks: Distributed = ALONE,
     ) -> None:
         self.config, self.path, self.images, self.loader, self.state = config, run.path, images, loader, state
-        self.ranks = ranks
+        self.run_folder, self.ranks = run, ranks
         self.stopping = False  # agreed on by all ranks, as everything is that decides what comes next
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = config.epochs * loader.steps_per_epoch
@@ -136,16 +148,25 @@ class Training:
         self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks)
         self.unreadable = 0  # images that all ranks know to be so
         self.unreadable_list = UnreadableList(run.path, images)
-        self.notes = run.version_changes()
+        self.notes = [*run.notes, *run.version_changes()]
         if state.precision != config.precision and ranks.device.type != "cpu":
             self.notes.append(
                 f"{ranks.device} cannot scale losses, without which {config.precision} loses small gradients: this "
                 f"run uses {state.precision}."
             )
-        self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks)
+        self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks, run.id)
         checkpoint = self.store.load_latest()
-        if checkpoint is not None:
-            state.load(checkpoint)
+        with ranks.together():
+            if checkpoint is not None:
+                state.load(checkpoint)
+            elif run.has_saved:
+                raise UserError(
+                    f"The checkpoints of {run.path} are gone, and it had saved some. Restore them from a copy, "
+                    f"or begin again with --overwrite or another --out."
+                )
+            if ranks.is_main:
+                self.notes += follow(run, config, checkpoint, loader.steps_per_epoch)
+                self.store.verifier.run = run.id
         self.run_forward = ranks.wrap(state.method)
         self.saved_step = None if checkpoint is None else state.step
         self.saved_at = time.monotonic()
@@ -153,6 +174,8 @@ class Training:
     def run(self) -> None:
         """Train to the last epoch, or to a request to stop."""
         config, state = self.config, self.state
+        if state.epoch < config.epochs:
+            self.notes.append(disk_needed(state, config.save.keep, self.path, self.ranks))
         with StopRequests() as stop, self.report:
             for note in self.notes:
                 self.report.say(note)
@@ -201,7 +224,10 @@ class Training:
                     self.save()
         self.report.epoch(epoch, step, self.loader.quarantined)
         state.end_epoch()
-        self.save()
+        every = self.config.save.every_epochs
+        last = state.epoch == self.config.epochs
+        if save_due or self.stopping or last or (every and state.epoch % every == 0):
+            self.save()
 
     def steps(self, epoch: int) -> Iterator[tuple[Batch, Step, float]]:
         """Forward passes of the epoch's remaining batches, and the seconds each had to wait for its data."""
@@ -302,8 +328,14 @@ class Training:
         """Export and checkpoint. A full disk does not stop training: the next occasion tries again.
 
         The checkpoint comes last: once it is there, so is everything else up to its step.
+
+        Raises:
+            UserError: the folder is no longer this run's; on all ranks.
         """
         self.saved_at = time.monotonic()
+        with self.ranks.together():
+            if self.ranks.is_main:
+                self.run_folder.check_ours()
         try:
             with self.store.saving("metrics and encoder"):
                 self.report.sync()
@@ -313,5 +345,8 @@ class Training:
                     save_backbone(self.path / BACKBONE_FILE, encoder, transform)
             self.state.save(self.store)
             self.saved_step = self.state.step
+            if self.ranks.is_main and not self.run_folder.has_saved:
+                with suppress(OSError):  # then after the next one
+                    self.run_folder.identify(saved=True)
         except SaveFailed as problem:
             self.report.say(f"Step {self.state.step} is not saved yet: {problem}")

@@ -36,13 +36,16 @@ class MetricsLog:
         purge = (
             None if resume_step is None else resume_step + 1
         )  # TensorBoard hides what was logged from there on
-        self._board: SummaryWriter | None = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=purge)
+        self._boards = Path(folder) / "tensorboard"
+        self._board: SummaryWriter | None = SummaryWriter(str(self._boards), purge_step=purge)
+        self._place = _inode(self._boards)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Log `values` at `step`. NaN and infinities become null in JSON, which has no such numbers."""
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
         self._pending += json.dumps(line, allow_nan=False).encode() + b"\n"
         self._flush()
+        self._check_place()
         try:
             for name, value in values.items():
                 if self._board is not None and not isinstance(value, str):
@@ -60,6 +63,11 @@ class MetricsLog:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
 
+    def _check_place(self) -> None:
+        """TensorBoard opens its file by name each time: never one in a folder that was made anew in this place."""
+        if _inode(self._boards) != self._place:
+            self._board = None
+
     def sync(self) -> None:
         """Wait until all lines are on the disk: no checkpoint is ahead of its metrics after a power cut."""
         self._flush()
@@ -68,6 +76,7 @@ class MetricsLog:
     def close(self) -> None:
         self._flush()
         os.close(self._file)
+        self._check_place()
         if self._board is not None:
             with suppress(OSError):
                 self._board.close()
@@ -77,6 +86,14 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _inode(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _lines_up_to(path: Path, step: int) -> Iterable[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -43,7 +42,6 @@ class Reporter:
         self.config, self.path, self.images, self.state, self.ranks = config, path, images, state, ranks
         self.steps_per_epoch = steps_per_epoch
         self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
-        self.recent: deque[Tensor] = deque(maxlen=max(1, 2048 * ranks.world // config.batch_size))
         self.told_unreadable = 0
 
     def __enter__(self) -> Reporter:
@@ -74,7 +72,7 @@ class Reporter:
         state, batch_size = self.state, self.config.batch_size
         seen = state.step_in_epoch * batch_size
         bootstrap = None if self.config.pairs == "standard" else state.partners_changed / seen
-        self.recent.append(step.feature)
+        state.recent.append(step.feature)
         self.bar.update(
             step=state.step, epoch=epoch, loss=loss, images=batch_size, waited_s=waited, bootstrap=bootstrap
         )
@@ -90,7 +88,7 @@ class Reporter:
         if self.metrics is None:
             return
         entropy = step.diagnostics.get("teacher_entropy")
-        features = torch.cat(list(self.recent))
+        features = torch.cat(list(state.recent))
         for sentence in self.watch.update(features, None if entropy is None else float(entropy)):
             self.say(sentence)
         if len(unreadable) > self.told_unreadable:
