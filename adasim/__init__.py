@@ -1,8 +1,10 @@
 """AdaSim: adaptive similarity bootstrapping for self-distillation (ICCV 2023).
 
-The three names most people need, loaded when first used so that `adasim.neighbors` needs torch alone:
+The names most people need, loaded when first used so that `adasim.neighbors` needs torch alone:
 
     adasim.NeighborMemory          the neighbour memory, for a training loop of your own
+    adasim.PairSampler             image and partner ids for a DataLoader, beside
+    adasim.PairDataset             the data set that turns them into two views
     adasim.pretrain(config, ...)   the whole of pretraining
     adasim.load_backbone(path)     a pretrained encoder back from a run folder or a .safetensors file
 """
@@ -11,12 +13,22 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["NeighborMemory", "load_backbone", "pretrain"]
+__all__ = ["NeighborMemory", "PairDataset", "PairSampler", "load_backbone", "pretrain"]
 
-_HOMES = {"NeighborMemory": "adasim.neighbors", "pretrain": "adasim.train", "load_backbone": "adasim.models"}
+_HOMES = {
+    "NeighborMemory": "adasim.neighbors",
+    "PairDataset": "adasim.neighbors",
+    "PairSampler": "adasim.neighbors",
+    "load_backbone": "adasim.models",
+    "pretrain": "adasim.train",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'adasim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -2,7 +2,7 @@
 
     adasim demo                                       two minutes: embedded images, AdaSim pairs, k-NN accuracy
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
-    adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits
+    adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
     adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
     adasim plan --images 14000000 --ranks 8           what a run of that size needs, before you start it
 
@@ -37,11 +37,14 @@ class PretrainArguments:
     out: Path
     """The run folder to make: config, metrics, checkpoints and backbone.safetensors."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    overwrite: bool = False
+    """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
 
 
 @dataclass
 class ResumeArguments:
-    """Continue a run where it stopped. What shapes the result cannot be changed; these may."""
+    """Continue a run where it stopped. What shapes the result cannot be changed, except that --epochs may be
+    raised: the schedules then follow the larger number from there on."""
 
     resume: Path
     """The run folder."""
@@ -52,6 +55,7 @@ def pretrain(arguments: Sequence[str]) -> None:
     """`adasim pretrain ...`"""
     if not arguments or arguments[0] in ("-h", "--help"):
         return show_recipes()
+    arguments = ["--data.verify" if a == "--verify-data" else a for a in arguments]
     if any(a == "--resume" or a.startswith("--resume=") for a in arguments):
         return resume(arguments)
     recipe, rest = arguments[0], arguments[1:]
@@ -70,7 +74,7 @@ def pretrain(arguments: Sequence[str]) -> None:
 
     from adasim.train import pretrain as run  # torch is slow to import, and help must not wait for it
 
-    run(parsed.config, parsed.out)
+    run(parsed.config, parsed.out, overwrite=parsed.overwrite)
     say_where(parsed.out)
 
 
@@ -79,6 +83,8 @@ def resume(arguments: Sequence[str]) -> None:
     from adasim.train import pretrain as run
     from adasim.train.run import RunFolder
 
+    if "--overwrite" in arguments:
+        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
     place = next(i for i, a in enumerate(arguments) if a.startswith("--resume"))
     if "=" in arguments[place]:
         out = Path(arguments[place].split("=", 1)[1])

@@ -1,7 +1,8 @@
 """One tree of dataclasses describes a run: typed once, saved with the run, and the command line's `--help`.
 
-Every field has a docstring under it. `__post_init__` refuses a value that is wrong by itself; `Config.check`
-refuses what only the data can show to be wrong (too few images, no labels).
+Every field has a docstring under it. `__post_init__` refuses a value that is wrong by itself: of another type than
+its annotation, a name that does not exist, out of range. `Config.check` refuses what only the data can show to be
+wrong (too few images, no labels).
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from adasim.errors import UserError
+from adasim.fields import check_fields
 
 
 @dataclass(kw_only=True)
 class DataConfig:
     """Which images, and how they are read."""
 
-    source: Annotated[str, tyro.conf.arg(aliases=("--data",))] = "embedded"
-    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `embedded[:COUNT]`."""
+    source: Annotated[str, tyro.conf.arg(aliases=("--data",))] = ""
+    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `embedded[:COUNT]`
+    (generated images: what the demo and the desk recipes use when nothing is named)."""
     workers: int = 2
     """Loader processes for the per-image path; 0 reads in the main process. Any number gives the same run."""
     max_unreadable: float = 0.01
     """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
+    verify: bool = False
+    """Read every file before training and keep a hash of all its bytes; on a resume, compare them all. Without it,
+    modification times and the contents of a sample are compared."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "data.")
         _at_least("data.workers", self.workers, 0)
         _between("data.max_unreadable", self.max_unreadable, 0, 1)
 
@@ -62,6 +69,7 @@ class ViewsConfig:
     """Channel deviations divided by at the end; ImageNet's by default."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "views.")
         _at_least("views.size", self.size, 8)
         _at_least("views.local_crops", self.local_crops, 0)
         for name in ("scale", "local_scale"):
@@ -70,6 +78,13 @@ class ViewsConfig:
                 raise UserError(f"views.{name}={low, high} must satisfy 0 < low <= high <= 1.")
         for name in ("color", "blur", "solarize"):
             _between(f"views.{name}", getattr(self, name), 0, 1)
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (1, 3):
+                raise UserError(
+                    f"views.{name}={getattr(self, name)} must be one value, or three for red, green and blue."
+                )
+        if not min(self.std) > 0:
+            raise UserError(f"views.std={self.std} must be above 0.")
 
 
 @dataclass(kw_only=True)
@@ -89,6 +104,7 @@ class ModelConfig:
     """Stochastic depth of the student (linear from 0 over the blocks); the teacher has none."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "model.")
         _at_least("model.patch_size", self.patch_size, 1)
         _between("model.drop_path", self.drop_path, 0, 0.99)
 
@@ -121,6 +137,7 @@ class DinoConfig:
     """Momentum of the running centre of the teacher's logits."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "dino.")
         for name in ("out_dim", "hidden_dim", "bottleneck_dim"):
             _at_least(f"dino.{name}", getattr(self, name), 2)
         for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
@@ -142,6 +159,7 @@ class SimSiamConfig:
     """Keep the predictor's learning rate constant while the encoder's decays."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "simsiam.")
         _at_least("simsiam.proj_dim", self.proj_dim, 2)
         _at_least("simsiam.pred_dim", self.pred_dim, 2)
 
@@ -170,6 +188,7 @@ class NeighborsConfig:
     """Pairs `oracle` only: probability of a standard pair at the last epoch (falls linearly from 1)."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "neighbors.")
         _at_least("neighbors.window", self.window, 1)
         _at_least("neighbors.k", self.k, 1)
         if not self.tau >= 0:
@@ -203,6 +222,7 @@ class OptimConfig:
     """Clip each parameter tensor's gradient to this norm; 0 is off."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "optim.")
         if not self.lr > 0:
             raise UserError(f"optim.lr={self.lr} must be above 0.")
         _at_least("optim.min_lr", self.min_lr, 0)
@@ -215,14 +235,19 @@ class SaveConfig:
     """Checkpoints and logs."""
 
     every_minutes: float = 10.0
-    """Save in mid-epoch when this much time has passed since the last checkpoint; 0 saves after every step."""
+    """Save when this much time has passed since the last checkpoint; 0 saves after every step."""
+    every_epochs: int = 0
+    """Save also after every so many epochs; 0 leaves it to the minutes. A run always saves when it ends or is
+    asked to stop."""
     keep: int = 2
     """How many checkpoints to keep; the newest valid one is never deleted."""
     log_every: int = 50
     """Steps between two lines of metrics."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "save.")
         _at_least("save.every_minutes", self.every_minutes, 0)
+        _at_least("save.every_epochs", self.every_epochs, 0)
         _at_least("save.keep", self.keep, 1)
         _at_least("save.log_every", self.log_every, 1)
 
@@ -235,6 +260,7 @@ class EvalConfig:
     """Measure k-NN accuracy every so many epochs (needs labels); 0 is never."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "eval.")
         _at_least("eval.every", self.every, 0)
 
 
@@ -258,9 +284,13 @@ class Config:
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type of the forward pass on an accelerator; a CPU always runs fp32."""
+    """Autocast type of the forward pass on an accelerator; a CPU always runs fp32. fp16 scales the loss, and becomes
+    fp32 on devices that cannot."""
     compile: bool = False
     """Compile the encoders with torch.compile: slow first steps, faster ones after. Rounding differs slightly."""
+    deterministic: bool = False
+    """The same bits from every run, and from one that was resumed, on the same GPUs, by slower algorithms for
+    attention and convolutions; where torch has none the run ends. A CPU gives the same bits anyway."""
     data: DataConfig = field(default_factory=DataConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -272,8 +302,16 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _at_least("epochs", self.epochs, 1)
         _at_least("batch_size", self.batch_size, 1)
+
+    def check_values(self) -> None:
+        """Refuse again what was refused at construction: a field may have been assigned since."""
+        self.__post_init__()
+        for part in dataclasses.fields(self):
+            if dataclasses.is_dataclass(section := getattr(self, part.name)):
+                section.__post_init__()  # type: ignore[union-attr]
 
     def check(self, num_images: int, has_labels: bool) -> None:
         """Refuse, before anything is written, what this data set makes impossible."""
@@ -338,7 +376,7 @@ def _build(cls: Any, values: dict[str, Any], where: str) -> Any:
         factory = known[name].default_factory
         if isinstance(value, dict) and isinstance(factory, type):
             value = _build(factory, value, f"{where}{name}.")
-        kwargs[name] = tuple(value) if isinstance(value, list) else value
+        kwargs[name] = value
     return cls(**kwargs)
 
 

@@ -13,8 +13,8 @@ from adasim import terminal
 from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
-from adasim.eval.transforms import EvalTransform
 from adasim.models import load_backbone
+from adasim.models.transforms import EvalTransform
 from adasim.plots import gallery
 from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore
@@ -68,7 +68,7 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     assert state.memory is not None
     gallery(out / "neighbours.png", train, state.memory, tau=config.neighbors.tau, seed=seed)
     for file, what in (
-        ("backbone.safetensors", "the encoder; loads with adasim.load_backbone and into timm"),
+        ("backbone.safetensors", "the encoder: adasim.load_backbone(...), a timm model in .net"),
         ("neighbours.png", "what some images draw their partners from"),
         ("metrics.jsonl", f"curves; or: tensorboard --logdir {out}"),
     ):

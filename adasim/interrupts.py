@@ -66,6 +66,7 @@ class Interrupts:
         self._answered = threading.Event()
         self._answered_at: float | None = None
         self._timer: threading.Timer | None = None
+        self._threads: list[threading.Thread] = []
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -76,7 +77,7 @@ class Interrupts:
         _open.append(self)
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        threading.Thread(target=self._watch, args=(reader,), name="adasim-signals", daemon=True).start()
+        self._start(threading.Thread(target=self._watch, args=(reader,), name="adasim-signals"))
         self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _HANDLED:
             # What runs under nohup outlives its terminal.
@@ -93,12 +94,19 @@ class Interrupts:
             if handler is not None:  # None: it was not Python's, and cannot be put back
                 signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._writer_before)
-        os.close(self._writer)  # the thread ends
+        os.close(self._writer)  # the thread that watches ends
         if self._timer is not None:
             self._timer.cancel()
+        for thread in self._threads:
+            thread.join(0.5)  # one that wakes up while Python ends makes it abort
         _open.remove(self)
         if _open:
             _open[-1]._take_over(self)
+
+    def _start(self, thread: threading.Thread) -> None:
+        thread.daemon = True
+        self._threads.append(thread)
+        thread.start()
 
     def _take_over(self, other: Interrupts) -> None:
         self.received, self._answered_at = other.received, other._answered_at
@@ -124,11 +132,10 @@ class Interrupts:
                 if self._answered_at is None:
                     self._answered_at = time.monotonic()
                     # Not here: a terminal that is stuck must not keep the second signal waiting.
-                    threading.Thread(target=self._tell, daemon=True).start()
+                    self._start(threading.Thread(target=self._tell))
                     if not self.gentle:
                         self._timer = threading.Timer(_GRACE_S, os._exit, [128 + number])
-                        self._timer.daemon = True
-                        self._timer.start()
+                        self._start(self._timer)
                 elif number == signal.SIGINT or time.monotonic() - self._answered_at > _ECHO_S:
                     tidy = threading.Thread(target=_show_cursor, daemon=True)
                     tidy.start()

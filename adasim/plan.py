@@ -28,9 +28,11 @@ from adasim.methods import build_method
 from adasim.models import build_backbone
 from adasim.neighbors.memory import _INT8_FROM
 from adasim.train.distributed import Distributed
+from adasim.train.state import weight_bytes
+from adasim.units import scaled
 
 _ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
-_LIST = 6  # bytes of a list's entry: an int32 id and an fp16 similarity
+_LIST = 8  # bytes of a list's entry: an int32 id and an fp32 similarity
 _SMALL_SHARE = 0.2  # of a step's arithmetic that exact search may take before it is called expensive
 
 
@@ -226,8 +228,7 @@ class Training:
             with FlopCounterMode(display=False) as counter:
                 method(views, 0).loss.backward()
         learned = sum(p.numel() for p in method.parameters() if p.requires_grad)
-        state = sum(tensor.nbytes for tensor in method.state_dict().values())
-        return cls(counter.get_total_flops() // 2, learned, state + 2 * 4 * learned)  # AdamW has two moments
+        return cls(counter.get_total_flops() // 2, learned, weight_bytes(method, moments=2))  # of AdamW
 
 
 def make_plan(arguments: PlanArguments) -> Plan:
@@ -259,7 +260,7 @@ def show(plan: Plan, console: Console) -> None:
     row(
         "history",
         _bytes(plan.history_bytes),
-        f"main memory: {rows} x {plan.window} epochs x {plan.k} x 6 bytes",
+        f"main memory: {rows} x {plan.window} epochs x {plan.k} x {_LIST} bytes",
     )
     row("epoch in progress", _bytes(plan.current_bytes), "main memory")
     row("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step")
@@ -300,24 +301,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _bytes(count: float) -> str:
-    return _scaled(count, "B")
+    return scaled(count, "B")
 
 
 def _flops(count: float) -> str:
-    return _scaled(count, "FLOP")
+    return scaled(count, "FLOP")
 
 
 def _count(count: float) -> str:
     return f"{count / 1e6:.0f} million"
-
-
-def _scaled(value: float, unit: str) -> str:
-    """Three digits and a decimal prefix.
-
-    >>> _scaled(1_967_872_512, "B"), _scaled(80, "B"), _scaled(12345, "B")
-    ('1.97 GB', '80 B', '12.3 kB')
-    """
-    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:g} {unit}"

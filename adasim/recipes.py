@@ -1,6 +1,7 @@
 """Recipes: functions that return a whole configuration. The paper's four, desk-scale ones, and the demo.
 
-A recipe is a starting point; every field may be changed on the command line or in Python. Values come from
+A recipe is a starting point; every field may be changed on the command line or in Python. The paper's need images
+(`--data`); the others use generated ones where none are named. Values come from
 the AdaSim paper's appendix and, where it defers to them, from DINO's and SimSiam's published settings.
 """
 
@@ -125,6 +126,7 @@ def desk_vit() -> Config:
         method="dino",
         epochs=100,
         batch_size=128,
+        data=DataConfig(source="embedded"),
         views=_desk_views("dino"),
         model=ModelConfig(name="vit_mini", patch_size=4, drop_path=0.0),
         dino=DinoConfig(
@@ -150,6 +152,7 @@ def desk_resnet() -> Config:
         method="simsiam",
         epochs=150,
         batch_size=128,
+        data=DataConfig(source="embedded"),
         views=_desk_views("simsiam"),
         model=ModelConfig(name="resnet_tiny", drop_path=0.0),
         simsiam=SimSiamConfig(proj_dim=512, pred_dim=128, fix_pred_lr=True),

@@ -19,8 +19,8 @@ from _report import report
 from adasim.data import open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
-from adasim.eval.transforms import EvalTransform
 from adasim.models import load_backbone
+from adasim.models.transforms import EvalTransform
 from adasim.recipes import get_recipe
 from adasim.train import pretrain
 

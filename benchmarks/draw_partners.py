@@ -19,6 +19,7 @@ import torch
 from _report import report, take_turns
 
 from adasim.neighbors import NeighborMemory
+from adasim.neighbors.window import on_grid
 
 TAU = 0.2
 
@@ -36,7 +37,7 @@ def filled(kind: str, images: int, window: int, k: int) -> NeighborMemory:
         lists[:, 0] = torch.arange(images)
         memory.history_ids[:, epoch] = lists
         falling = torch.rand(images, k).sort(1, descending=True).values
-        memory.history_similarities[:, epoch] = (0.6 + 0.4 * falling).half()
+        memory.history_similarities[:, epoch] = on_grid(0.6 + 0.4 * falling)
     memory.epochs = window
     return memory
 

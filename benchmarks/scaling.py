@@ -74,6 +74,12 @@ def settled_gb() -> float:
     return resident_gb()
 
 
+def close_epoch(memory: NeighborMemory) -> None:
+    """End an epoch of one observation; the search gets its int8 copy then."""
+    memory.observe([0], torch.ones(1, memory.dim))
+    memory.end_epoch()
+
+
 def curve(args: argparse.Namespace, groups: dict[int, Any]) -> list[dict[str, Any]]:
     """One row per N and number of ranks; ranks that have no part wait."""
     found = []
@@ -84,7 +90,7 @@ def curve(args: argparse.Namespace, groups: dict[int, Any]) -> list[dict[str, An
                 before = settled_gb()
                 memory = ShardedMemory(n, args.dim, args.window, args.k, group=groups[ranks])
                 fill(memory)
-                memory.end_epoch()
+                close_epoch(memory)
                 times = [observe(memory, args.batch // ranks, groups[ranks]) for _ in range(args.steps + 1)]
                 wall, work = zip(*times[1:], strict=True)
                 mine = {
@@ -113,7 +119,7 @@ def halves(args: argparse.Namespace, groups: dict[int, Any]) -> list[dict[str, A
             memories.append(NeighborMemory(args.halves, args.dim, 1, args.k))
         for memory in memories:
             fill(memory)
-            memory.end_epoch()
+            close_epoch(memory)
         for turn in range(args.rounds + 1):
             if rank == 0:
                 alone = observe(memories[1], args.batch, None)
@@ -151,7 +157,7 @@ def imagenet(args: argparse.Namespace, groups: dict[int, Any]) -> list[dict[str,
     memory = ShardedMemory(args.imagenet, 384, 50, 10, group=groups[4])
     fill(memory)
     held = (settled_gb() - before) * 2**30
-    memory.end_epoch()
+    close_epoch(memory)
     with_copy = (settled_gb() - before) * 2**30
     seconds, _ = observe(memory, 256, groups[4])
     plan = Plan(args.imagenet, 384, 4, 50, 10, 1024, cache="float32")

@@ -51,6 +51,7 @@ def main() -> None:
         part.random_(args.images, generator=generator)
     memory.history_similarities.fill_(0.5)
     memory.epochs = args.window
+    memory.observe([0], memory.cache[:1])
     memory.end_epoch()
     start = time.perf_counter()
     memory.draw_partners(args.window + 1, 0.2, 0)

@@ -2,18 +2,19 @@
 
     python examples/own_loop.py
 
-Three lines are AdaSim's: draw the partners of an epoch, show each image's partner in view 2, observe the features.
+Four lines are AdaSim's: the memory, the loader whose sampler draws the partners of each epoch, observing the
+features, and the epoch's end.
 """
 
 import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
+from torch.utils.data import DataLoader
 
-from adasim import NeighborMemory
+from adasim import NeighborMemory, PairDataset, PairSampler
 from adasim.data import embedded
 
 images = embedded(2000).as_array().float() / 255 - 0.5  # (N, 1, 32, 32)
-N, EPOCHS, BATCH = len(images), 6, 100
 
 encoder = nn.Sequential(
     *(nn.Conv2d(1, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU()),
@@ -26,21 +27,25 @@ predictor = nn.Sequential(nn.Linear(256, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.
 optimizer = torch.optim.SGD(
     [*encoder.parameters(), *projector.parameters(), *predictor.parameters()], lr=0.05, momentum=0.9
 )
-memory = NeighborMemory(num_images=N, dim=128, window=2, k=5)
 
 
-def view(batch: torch.Tensor) -> torch.Tensor:
+def view(image: torch.Tensor) -> torch.Tensor:
     """A flip, a shift and some noise; use your own augmentations here."""
-    batch = batch.flip(3) if torch.rand(()) < 0.5 else batch
-    return batch.roll(tuple(torch.randint(-4, 5, (2,)).tolist()), (2, 3)) + 0.05 * torch.randn_like(batch)
+    image = image.flip(2) if torch.rand(()) < 0.5 else image
+    return image.roll(tuple(torch.randint(-4, 5, (2,)).tolist()), (1, 2)) + 0.05 * torch.randn_like(image)
 
 
 torch.manual_seed(0)
-for epoch in range(EPOCHS):
-    partners = memory.draw_partners(epoch, tau=0.2, seed=0)  # the image itself until the window is full
+memory = NeighborMemory(num_images=len(images), dim=128, window=2, k=5)
+loader = DataLoader(
+    PairDataset(images, view),  # (image id, view 1 of the image, view 2 of its partner)
+    batch_size=100,
+    sampler=PairSampler(memory, tau=0.2, seed=0),  # the partner is the image itself until the window is full
+)
+for epoch in range(6):
     losses = []
-    for ids in torch.randperm(N).split(BATCH):
-        h1, h2 = encoder(view(images[ids])), encoder(view(images[partners[ids]]))
+    for ids, view_1, view_2 in loader:
+        h1, h2 = encoder(view_1), encoder(view_2)
         z1, z2 = projector(h1), projector(h2)
         p1, p2 = predictor(z1), predictor(z2)
         loss = -(cosine_similarity(p1, z2.detach()) + cosine_similarity(p2, z1.detach())).mean() / 2
@@ -49,6 +54,6 @@ for epoch in range(EPOCHS):
         optimizer.step()
         memory.observe(ids, h1)  # searches the cache, then writes; h1 is view 1, the image itself
         losses.append(loss.item())
+    changed = (memory.draw_partners(epoch, tau=0.2, seed=0) != torch.arange(len(images))).float().mean()
     memory.end_epoch()
-    changed = (partners != torch.arange(N)).float().mean()
     print(f"epoch {epoch + 1}: loss {sum(losses) / len(losses):.3f}, bootstrapping ratio {changed:.0%}")

@@ -229,7 +229,7 @@ def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_ne
     try:
         for out, epochs in (("whole", "2"), ("half", "3")):
             words = ["pretrain", "desk-resnet", *TINY, "--data", str(folder), "--out", str(disk / out)]
-            main([*words, "--epochs", epochs])
+            main([*words, "--epochs", epochs, "--save.every-epochs", "1"])
         metrics = disk / "half" / "metrics.jsonl"
         for newest in sorted((disk / "half" / "checkpoints").iterdir())[-1:]:
             shutil.rmtree(newest)  # the run is in its last epoch again, and has lines of metrics to drop

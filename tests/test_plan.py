@@ -30,6 +30,7 @@ def test_memory_and_checkpoint_are_the_tensors_bytes(
     plan = Plan(images, dim, ranks, window, k, batch=12, cache=cache)
     share = max((shard(images, rank, ranks) for rank in range(ranks)), key=len)
     memory = NeighborMemory(images, dim, window, k, dtype=getattr(torch, cache), rows=share)
+    memory.observe([0], torch.ones(1, dim))
     memory.end_epoch()
     state = memory.state_dict()
     assert plan.cache_bytes == memory.cache.nbytes
@@ -144,5 +145,5 @@ def test_the_command_prints_sizes_and_advice(capsys: pytest.CaptureFixture[str])
     command = "plan --images 1281167 --dim 384 --ranks 4 --window 50 --k 10 --batch 1024 --cache float32"
     main(command.split())
     text = capsys.readouterr().out
-    for words in ("492 MB", "961 MB", "Received by one rank", "Exact search is affordable"):
+    for words in ("492 MB", "1.28 GB", "Received by one rank", "Exact search is affordable"):
         assert words in text

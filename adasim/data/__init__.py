@@ -3,8 +3,10 @@
 from adasim.data.batched import BatchedViews
 from adasim.data.embedded import EmbeddedImages, embedded
 from adasim.data.folder import FolderImages
+from adasim.data.found import describe
 from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.loader import Batch, PairLoader
+from adasim.data.record import check_same_data, record
 from adasim.data.sources import open_images
 from adasim.data.views import Views
 
@@ -18,6 +20,9 @@ __all__ = [
     "PairLoader",
     "Unreadable",
     "Views",
+    "check_same_data",
+    "describe",
     "embedded",
     "open_images",
+    "record",
 ]

@@ -8,6 +8,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from adasim.data.contents import sample_ids
+from adasim.errors import UserError
+
+MAX_CLASSES = 100_000
+"""Of classes that are known by number alone: there is one for each number up to the greatest label."""
+_FINGERPRINT_FILES = 64  # looked into for the fingerprint, by every process of a run
+
 
 class Unreadable(Exception):  # noqa: N818  (a state of the file, as the quarantine reports it)
     """An image that cannot be decoded: `where` it is and the `reason`."""
@@ -32,6 +39,12 @@ class ImageSet(ABC):
     name: str
     labels: Tensor | None = None
     classes: list[str]
+    place: str = ""
+    """Where the images come from, for people."""
+    split: str = ""
+    """Which part of a source that is divided into splits this is."""
+    left_out: str = ""
+    """In words, what lies among the images and is none."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -44,6 +57,18 @@ class ImageSet(ABC):
     def listing(self) -> list[str]:
         """One line per image (or per run of images) that changes when the image does: for messages about what
         differs between two states of a data set."""
+
+    def times(self) -> list[int]:
+        """When the file behind each line of the listing was last written, in ns; empty where there are no files."""
+        return []
+
+    def content(self, i: int, whole: bool = False) -> str:
+        """Hash of what image i's file holds, every byte of it or a sample; "" where the listing has it already."""
+        return ""
+
+    def unused(self) -> str:
+        """In words, what the source holds beside this split."""
+        return ""
 
     def where(self, i: int) -> str:
         """Where image i is, for people: its path, or `name[i]`."""
@@ -58,13 +83,23 @@ class ImageSet(ABC):
         return None
 
     def fingerprint(self) -> str:
-        """sha256 over the listing and the labels: two data sets with one fingerprint train alike."""
+        """sha256 over the listing, the labels and the sampled contents of at most 64 files: two data sets with one
+        fingerprint train alike. A copy on another disk has the same one.
+        """
         digest = hashlib.sha256()
         for line in self.listing():
             digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
-        if self.labels is not None:
-            digest.update(self.labels.numpy().tobytes())
+        digest.update(self.labels_hash().encode())
+        for i in sample_ids(len(self), _FINGERPRINT_FILES):
+            digest.update(self.content(i).encode())
         return digest.hexdigest()
+
+    def labels_hash(self) -> str:
+        return "" if self.labels is None else hashlib.sha256(self.labels.numpy().tobytes()).hexdigest()
+
+    def cache_key(self) -> str:
+        """Names this state of the files to a cache: another one as soon as a file may have been written."""
+        return self.fingerprint()
 
 
 class ArrayImages(ImageSet):
@@ -108,4 +143,10 @@ class ArrayImages(ImageSet):
 
 
 def _numbered(labels: Tensor | None) -> list[str]:
-    return [] if labels is None or not len(labels) else [str(c) for c in range(int(labels.max()) + 1)]
+    greatest = -1 if labels is None or not len(labels) else int(labels.max())
+    if greatest >= MAX_CLASSES:
+        raise UserError(
+            f"The greatest label is {greatest}, and labels above {MAX_CLASSES - 1} are refused. Number the classes "
+            f"from 0 up."
+        )
+    return [str(c) for c in range(greatest + 1)]

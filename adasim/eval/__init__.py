@@ -12,7 +12,7 @@ from adasim.eval.segmentation import (
     linear_segmentation,
     miou,
 )
-from adasim.eval.transforms import EvalTransform
+from adasim.models.transforms import EvalTransform
 
 __all__ = [
     "EvalTransform",

@@ -68,7 +68,7 @@ class LinearArguments(Sources, Common):
     augmented: Flag = False
     """Crop and flip the training images anew in every epoch, as published; the default above 64 pixels."""
     rates: tuple[float, ...] = SWEEP
-    """Learning rates per 256 images."""
+    """Learning rates per 256 images; where the best is at the edge, further ones are tried."""
     epochs: int | None = None
     """100 (dino) or 90 (simsiam) by default."""
     batch_size: int | None = None
@@ -88,8 +88,9 @@ class FewshotArguments(Common):
     queries: int = 15
     """Images of a class that are classified."""
     episodes: int = 600
-    per_class: Flag = False
-    """For unbalanced data: classes bring the queries that they have, and count alike."""
+    per_class: tuple[str, ...] | None = None
+    """The unbalanced ones of the data sets (without names: all), where classes bring the queries that they have,
+    and count alike."""
 
 
 @dataclass(kw_only=True)
@@ -98,6 +99,8 @@ class SegmentationArguments(Sources, Common):
 
     classes: int | None = None
     """How many classes the masks show; read from the training masks by default (21 for PASCAL VOC)."""
+    ignore: tuple[int, ...] = ()
+    """Ids of pixels that neither train nor count, beside 255 (11 for CamVid)."""
     blocks: int = 4
     """How many of a ViT's last blocks; a ResNet gives its last feature map."""
     quick: Flag = False

@@ -11,8 +11,8 @@ from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
 from adasim.eval.features import What, describe, frozen
 from adasim.eval.linear import Batches
-from adasim.eval.transforms import EvalTransform
 from adasim.models import Backbone
+from adasim.models.transforms import EvalTransform
 
 
 def augmented_batches(

@@ -28,12 +28,13 @@ from adasim.eval.arguments import (
     SegmentationArguments,
     TableArguments,
 )
+from adasim.eval.masks import class_names
 from adasim.eval.measure import Bench, linear_batch, open_masked_split
 from adasim.eval.results import Result, append_result, compare
-from adasim.eval.sets import Split, open_split
+from adasim.eval.sets import Split, data_name, open_split
 from adasim.eval.subjects import open_subject
 from adasim.eval.tables import print_comparison, to_latex, to_markdown
-from adasim.eval.transforms import SMALL
+from adasim.models.transforms import SMALL
 
 SEGMENTATION_SIZE = 2
 """Segmentation looks at images twice the side of the encoder's own: 448 for 224, as published."""
@@ -81,23 +82,28 @@ def linear(arguments: LinearArguments, console: Console) -> None:
     )
     mode = "quick" if quick else "augmented"
     title(console, f"Linear ({protocol}, {mode})", bench, split)
-    table = Table("rate", "best epoch", "at", "last epoch", box=None, padding=(0, 2))
+    table = Table(box=None, padding=(0, 2))
+    for heading in ("rate", "best top-1", "top-5", "epoch", "last top-1", "top-5"):
+        table.add_column(heading, justify="right")
     for best, last in zip(result.best_epochs(), result.last_epochs(), strict=True):
         chosen = best.rate == result.best.rate
-        cells = (f"{best.rate:g}", f"{best.top1:.2f}", str(best.epoch), f"{last.top1:.2f}")
-        table.add_row(*cells, style="bold" if chosen else "")
+        cells = [f"{best.rate:g}", f"{best.top1:.2f}", f"{best.top5:.2f}", str(best.epoch)]
+        table.add_row(*cells, f"{last.top1:.2f}", f"{last.top5:.2f}", style="bold" if chosen else "")
     console.print(table)
     console.print(
         Text.assemble(
             "Best epoch of the best rate, as published: ",
             (f"{result.best.top1:.2f}", "bold"),
-            "   last epoch: ",
+            f" (top-5 {result.best.top5:.2f})   last epoch: ",
             (f"{result.last.top1:.2f}", "bold"),
-            "   (both chosen on the test images)",
-        )
+            f" (top-5 {result.last.top5:.2f})   (both chosen on the test images)",
+        ),
+        soft_wrap=True,
     )
-    if len(result.rates) > 1 and result.best.rate in (min(result.rates), max(result.rates)):
-        console.print(f"The best rate, {result.best.rate:g}, is at the sweep's edge: try further --rates.")
+    if result.further_rates():
+        console.print(
+            f"The best rate, {result.best.rate:g}, is still at the sweep's edge: try further --rates."
+        )
     keep(
         bench,
         arguments,
@@ -108,9 +114,11 @@ def linear(arguments: LinearArguments, console: Console) -> None:
             value=result.best.top1,
             metrics={
                 "top1_best": result.best.top1,
+                "top5_best": result.best.top5,
                 "best_rate": result.best.rate,
                 "best_epoch": result.best.epoch,
                 "top1_last": result.last.top1,
+                "top5_last": result.last.top5,
                 "last_rate": result.last.rate,
                 "rates": list(result.rates),
                 "top1_best_by_rate": [score.top1 for score in result.best_epochs()],
@@ -135,12 +143,11 @@ def fewshot(arguments: FewshotArguments, console: Console) -> None:
     if not sources:
         raise UserError("Which images? Name one or several data sets with --data.")
     setting = f"{arguments.ways}-way {arguments.shots}-shot"
-    options = {
-        name: getattr(arguments, name) for name in ("ways", "shots", "queries", "episodes", "per_class")
-    }
+    options = {name: getattr(arguments, name) for name in ("ways", "shots", "queries", "episodes")}
+    unbalanced = pick_unbalanced(sources, arguments.per_class)
     rows = []
     for source in sources:
-        accuracy, data = bench.fewshot(source, **options)
+        accuracy, data = bench.fewshot(source, **options, per_class=source in unbalanced)
         rows.append((accuracy, data))
     title(console, f"Few-shot, {setting}, {arguments.episodes} episodes", bench)
     table = Table("data", "images", "accuracy", "95%", box=None, padding=(0, 2))
@@ -156,7 +163,8 @@ def fewshot(arguments: FewshotArguments, console: Console) -> None:
         mean = sum(accuracy.mean for accuracy, _ in rows) / len(rows)
         table.add_row("average", "", f"{mean:.2f}", "", style="bold")
     console.print(table)
-    for accuracy, data in rows:
+    for source, (accuracy, data) in zip(sources, rows, strict=True):
+        settings = {"per_class": source in unbalanced, "seed": arguments.seed}
         keep(
             bench,
             arguments,
@@ -168,7 +176,7 @@ def fewshot(arguments: FewshotArguments, console: Console) -> None:
                 metrics={"mean": accuracy.mean, "interval95": accuracy.interval95},
                 data=data,
                 model=bench.describe_model(),
-                settings=options | {"seed": arguments.seed, "size": bench.subject.transform.size},
+                settings=options | settings | {"size": bench.subject.transform.size},
             ),
         )
 
@@ -183,23 +191,30 @@ def segmentation(arguments: SegmentationArguments, console: Console) -> None:
     if data is None and arguments.train is None:
         data = own_source(bench, arguments)
     split = open_masked_split(data, arguments.train, arguments.test, size=native, seed=arguments.seed)
-    if split.note:
-        console.print(split.note, soft_wrap=True)
+    say_found(split, console)
     result, num_classes = bench.segmentation(
         split,
         size=size,
         n_blocks=arguments.blocks,
         quick=quick,
         num_classes=arguments.classes,
+        ignore=arguments.ignore,
         epochs=arguments.epochs,
         batch_size=arguments.batch_size,
         lr=arguments.lr,
     )
     mode = "quick" if quick else "augmented"
+    left_out = "".join(f", ignore {i}" for i in sorted(set(arguments.ignore)))
     title(console, f"Linear segmentation ({mode})", bench, split)
-    table = Table("", "mIoU", "classes present", box=None, padding=(0, 2))
-    for name, score in (("best epoch", result.best), ("last epoch", result.last)):
-        table.add_row(name, f"{score.miou:.2f}", f"{score.miou_present:.2f}")
+    table = Table("IoU", box=None, padding=(0, 2))
+    for heading in ("best epoch", "last epoch"):
+        table.add_column(heading, justify="right")
+    scores = (result.best, result.last)
+    table.add_row("mean", *(f"{score.miou:.2f}" for score in scores), style="bold")
+    table.add_row("mean of the classes present", *(f"{score.miou_present:.2f}" for score in scores))
+    for i, name in enumerate(class_names(split.train, num_classes)):
+        if i not in arguments.ignore:
+            table.add_row(f"  {name}", *(f"{score.iou[i]:.2f}" for score in scores))
     console.print(table)
     keep(
         bench,
@@ -207,7 +222,7 @@ def segmentation(arguments: SegmentationArguments, console: Console) -> None:
         console,
         Result(
             protocol="segmentation",
-            setting=f"mIoU, {mode}",
+            setting=f"mIoU, {mode}{left_out}",
             value=result.best.miou,
             metrics={
                 "miou_best": result.best.miou,
@@ -219,6 +234,7 @@ def segmentation(arguments: SegmentationArguments, console: Console) -> None:
             model=bench.describe_model(),
             settings={
                 "classes": num_classes,
+                "ignore": list(arguments.ignore),
                 "blocks": arguments.blocks,
                 "epochs": len(result.epochs),
                 "lr": arguments.lr,
@@ -239,20 +255,22 @@ def table(arguments: TableArguments, console: Console) -> None:
 
 def open_bench(arguments: Common, console: Console, size: int | None = None) -> Bench:
     """The encoder on its device; a word if nobody trained it."""
-    from adasim.train.distributed import pick_device
+    from adasim.train.devices import pick_device
 
     subject = open_subject(
         arguments.model, random_weights=arguments.random_weights, size=size or arguments.size
     )
     if arguments.random_weights:
         console.print(f"{subject.name} has random weights: these figures are those of an untrained encoder.")
+    if subject.note:
+        console.print(subject.note, soft_wrap=True)
     return Bench(
         subject,
         device=pick_device(arguments.device),
         workers=arguments.workers,
         cached=not arguments.no_cache,
         seed=arguments.seed,
-        say=lambda text: console.print(text, soft_wrap=True),
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
 
 
@@ -263,8 +281,7 @@ def open_sources(bench: Bench, arguments: Any, console: Console) -> Split:
         data = own_source(bench, arguments)
     size = bench.subject.transform.size
     split = open_split(data, arguments.train, arguments.test, size=size, seed=arguments.seed)
-    if split.note:
-        console.print(split.note, soft_wrap=True)
+    say_found(split, console)
     return split
 
 
@@ -275,6 +292,24 @@ def own_source(bench: Bench, arguments: Common) -> str | None:
     if bench.subject.source is not None and Path(arguments.model).is_dir():
         RunFolder.open(Path(arguments.model), lock=False).check_source()
     return bench.subject.source
+
+
+def pick_unbalanced(sources: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
+    """The data sets to be scored per class: those named (as with --data, or by their short names), or all."""
+    if wanted is None:
+        return []
+    chosen = [source for source in sources if source in wanted or data_name(source) in wanted]
+    known = {name for source in chosen for name in (source, data_name(source))}
+    unknown = next((name for name in wanted if name not in known), None)
+    if unknown is not None:
+        raise UserError(f"--per-class {unknown} is none of the data sets {', '.join(sources)}.")
+    return chosen if wanted else list(sources)
+
+
+def say_found(split: Split, console: Console) -> None:
+    """What images there are, what was left out, and how they were divided, if nobody said."""
+    for sentence in [*split.found(), *([split.note] if split.note else [])]:
+        console.print(sentence, soft_wrap=True)
 
 
 def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,11 @@ from torchvision.transforms.v2 import functional as TF
 from adasim import seeding
 from adasim.data import ImageSet, Unreadable
 from adasim.errors import UserError
-from adasim.eval.features import frozen
-from adasim.eval.masks import IGNORE, require_same_size
+from adasim.eval.features import frozen, progress_bar
+from adasim.eval.masks import IGNORE, blank, require_same_size
 from adasim.eval.segmentation import MaskBatches
-from adasim.eval.transforms import EvalTransform
 from adasim.models import Backbone
+from adasim.models.transforms import EvalTransform
 
 HELD_BYTES = 2 * 1024**3
 """Patch features up to this size are made once and held; larger ones are made anew for every epoch."""
@@ -38,6 +38,7 @@ class PatchFeatures:
         ids: which of them.
         transform: whose normalisation applies.
         n_blocks: of a ViT, how many of the last blocks; a convolutional net has its last feature map.
+        ignore: ids that become `IGNORE`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class PatchFeatures:
         device: torch.device | str = "cpu",
         workers: int = 0,
         seed: int = 0,
+        ignore: Sequence[int] = (),
     ) -> None:
         self.backbone = backbone.to(device)
         self.n_blocks = n_blocks if isinstance(backbone.net, VisionTransformer) else 1
@@ -60,14 +62,18 @@ class PatchFeatures:
         self._ids, self._transform, self._workers = ids, transform, workers
         array = images.as_array()
         side = size if array is None else min(size, max(array.shape[-2:]))
-        self._items = _Items(images, size, side)
+        self._items = _Items(images, size, side, ignore)
         self._held: tuple[Tensor, Tensor] | None = None
         self.dim, self.bytes = self._measure(len(ids))
 
     def hold(self) -> bool:
         """Make all features now and keep them, if they fit; epochs then differ in their order alone."""
         if self._held is None and self.bytes <= HELD_BYTES:
-            made = list(self._make(self._ids, None))
+            made = []
+            with progress_bar(f"{self._items.images.name}: patch features", len(self._ids)) as advance:
+                for features, masks in self._make(self._ids, None):
+                    made.append((features, masks))
+                    advance(len(masks))
             self._held = (
                 torch.cat([features for features, _ in made]),
                 torch.cat([masks for _, masks in made]),
@@ -148,8 +154,8 @@ class _Items(Dataset[_Item]):
     Errors travel as sentences: raised in a worker process they would arrive wrapped in its traceback.
     """
 
-    def __init__(self, images: ImageSet, size: int, side: int) -> None:
-        self.images, self.size, self.side = images, size, side
+    def __init__(self, images: ImageSet, size: int, side: int, ignore: Sequence[int]) -> None:
+        self.images, self.size, self.side, self.ignore = images, size, side, ignore
 
     def __len__(self) -> int:
         return len(self.images)
@@ -158,6 +164,7 @@ class _Items(Dataset[_Item]):
         try:
             picture = self.images.load(i)
             mask = require_same_size(picture, self.images.mask(i), self.images.where(i))
+            mask = blank(mask, self.ignore)
         except Unreadable as error:
             return f"An image or mask cannot be read: {error}. Repair or remove it."
         except UserError as error:

@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader, Dataset
 from adasim import terminal
 from adasim.data import ImageSet, Unreadable
 from adasim.errors import UserError
-from adasim.eval.transforms import EvalTransform
 from adasim.files import atomic_write
 from adasim.models import Backbone
+from adasim.models.transforms import EvalTransform
 
 What = Literal["pooled", "linear-dino"]
 """`pooled`: the encoder's own output. `linear-dino`: what DINO's linear layer sees (REFERENCE 5.2)."""
@@ -40,7 +40,9 @@ What = Literal["pooled", "linear-dino"]
 MAX_UNREADABLE = 0.01
 """Above this share of unreadable images an evaluation stops, as pretraining does."""
 
+_VERSION = 2  # of the features that a transform gives: features kept by earlier versions are made anew
 _Item = tuple[int, Tensor | str]  # an image's number, and its pixels or why they cannot be read
+_Batch = tuple[Tensor, Tensor, dict[int, str]]  # ids, pixels, and {id: where and why} of those not readable
 
 
 def extract(
@@ -67,7 +69,7 @@ def extract(
     """
     backbone.to(device)
     features = torch.empty(0)
-    with frozen(backbone), _bar(f"{images.name}: features", len(images), progress) as advance:
+    with frozen(backbone), progress_bar(f"{images.name}: features", len(images), progress) as advance:
         for ids, pixels, failed in batches(images, transform, batch_size, workers):
             if failed and unreadable is None:
                 raise UserError(
@@ -117,27 +119,28 @@ def frozen(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def batches(
-    images: ImageSet, transform: EvalTransform, batch_size: int, workers: int
-) -> Iterator[tuple[Tensor, Tensor, dict[int, str]]]:
+def batches(images: ImageSet, transform: EvalTransform, batch_size: int, workers: int) -> Iterator[_Batch]:
     """(ids, 8-bit views, {id: where and why} of images that cannot be read), in order."""
     array = images.as_array()
     if array is not None:
         for ids in torch.arange(len(images)).split(batch_size):
             yield ids, transform.crop(array[ids[0] : ids[-1] + 1]), {}
         return
-    loader = DataLoader(
+    yield from DataLoader(
         _Views(images, transform),
         batch_size=batch_size,
         num_workers=workers,
-        collate_fn=list,
+        collate_fn=_stack,
         generator=torch.Generator(),  # else it would draw from the training loop's
     )
-    for items in loader:
-        good = [(i, view) for i, view in items if isinstance(view, Tensor)]
-        failed = {i: reason for i, reason in items if isinstance(reason, str)}
-        views = torch.stack([view for _, view in good]) if good else torch.empty(0)
-        yield torch.tensor([i for i, _ in good], dtype=torch.int64), views, failed
+
+
+def _stack(items: list[_Item]) -> _Batch:
+    """A batch of one tensor, made in the worker: every tensor that leaves it takes a file descriptor."""
+    good = [(i, view) for i, view in items if isinstance(view, Tensor)]
+    failed = {i: reason for i, reason in items if isinstance(reason, str)}
+    views = torch.stack([view for _, view in good]) if good else torch.empty(0)
+    return torch.tensor([i for i, _ in good], dtype=torch.int64), views, failed
 
 
 class _Views(Dataset[_Item]):
@@ -234,8 +237,9 @@ class FeatureCache:
         if self._weights is None or self._weights[0] is not backbone:
             self._weights = (backbone, weights_hash(backbone))
         facts = {
+            "version": _VERSION,
             "weights": self._weights[1],
-            "data": images.fingerprint(),
+            "data": images.cache_key(),
             "transform": asdict(transform),
             "what": what,
         }
@@ -284,7 +288,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 @contextmanager
-def _bar(text: str, total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(text: str, total: int, wanted: bool = True) -> Iterator[Callable[[int], None]]:
+    """A function to call with how much more is done; the bar is shown on a terminal only, and goes at the end."""
     console = terminal.console(stderr=True)
     if not (wanted and console.is_terminal):
         yield lambda count: None

@@ -22,6 +22,9 @@ from adasim.eval.checks import check_batch, check_features, check_labels, check_
 SWEEP = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 """Ten rates per 256 images that span what frozen features of either method ask for."""
 
+FURTHER = 3
+"""How many rates beyond its edge a sweep may be taken on."""
+
 Batches = Iterable[tuple[Tensor, Tensor]]
 """(B, D) features and their (B,) labels, batch after batch."""
 
@@ -48,6 +51,7 @@ class Score(NamedTuple):
     top1: float
     rate: float
     epoch: int
+    top5: float
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class LinearResult:
     """Learning rates per 256 images."""
     top1: tuple[tuple[float, ...], ...]
     """Percent, one row per epoch and one column per rate."""
+    top5: tuple[tuple[float, ...], ...]
+    """The same for the five likeliest classes."""
 
     def best_epochs(self) -> tuple[Score, ...]:
         """Each rate's best epoch: how both papers report."""
@@ -80,10 +86,44 @@ class LinearResult:
         """The last epoch of the rate that ends best."""
         return max(self.last_epochs(), key=lambda score: score.top1)
 
+    def further_rates(self) -> tuple[float, ...]:
+        """The next rates beyond the sweep's edge if the best rate is there, alone; in the steps of the sweep."""
+        if len(set(self.rates)) < 2:
+            return ()
+        best = {score.rate: score.top1 for score in self.best_epochs()}
+        order = sorted(best)
+        if best[order[0]] >= best[order[-1]]:
+            order.reverse()
+        if any(best[rate] >= best[order[-1]] for rate in order[:-1]):
+            return ()
+        for _ in range(FURTHER):
+            before = order[-3:]  # 0.3, 1, 3 go on with 10
+            order.append(float(f"{before[-1] * before[1] / before[0]:.3g}"))
+        return tuple(order[-FURTHER:])
+
+    def going_on(self, further: LinearResult) -> LinearResult:
+        """With the rates beyond the edge, outwards, up to the first that is no better than what came before."""
+        kept, best = 0, self.best.top1
+        for score in further.best_epochs():
+            kept += 1
+            if score.top1 <= best:
+                break
+            best = score.top1
+        rates = self.rates + further.rates[:kept]
+        places = sorted(range(len(rates)), key=lambda place: rates[place])
+        top1, top5 = (
+            tuple(
+                tuple((row + more[:kept])[i] for i in places) for row, more in zip(mine, theirs, strict=True)
+            )
+            for mine, theirs in ((self.top1, further.top1), (self.top5, further.top5))
+        )
+        return LinearResult(self.protocol, tuple(rates[i] for i in places), top1, top5)
+
     def _scores(self) -> list[tuple[Score, ...]]:
+        epochs = zip(self.top1, self.top5, strict=True)
         return [
-            tuple(Score(value, rate, epoch) for value, rate in zip(row, self.rates, strict=True))
-            for epoch, row in enumerate(self.top1, start=1)
+            tuple(Score(a, rate, epoch, b) for a, b, rate in zip(top1, top5, self.rates, strict=True))
+            for epoch, (top1, top5) in enumerate(epochs, start=1)
         ]
 
 
@@ -219,7 +259,7 @@ def _train(
     check_positive(epochs=epochs, num_classes=num_classes, rates=min(rates, default=0))
     heads = StackedHeads(len(rates), test.shape[1], num_classes, seed, published.larc, test.device)
     peak = torch.tensor(rates, device=test.device) * batch_size / 256
-    top1 = []
+    top1, top5 = [], []
     for epoch in range(epochs):
         lr = peak * (0.5 * (1 + math.cos(math.pi * epoch / epochs)))
         seen = 0
@@ -228,18 +268,31 @@ def _train(
             seen += len(labels)
         if not seen:
             raise UserError(f"Epoch {epoch} of the linear probe has no images. Check the training split.")
-        top1.append(_accuracy(heads, test, test_labels))
-    return LinearResult(protocol, rates, tuple(top1))
+        right, among_five = _accuracy(heads, test, test_labels)
+        top1.append(right)
+        top5.append(among_five)
+    return LinearResult(protocol, rates, tuple(top1), tuple(top5))
 
 
-def _accuracy(heads: StackedHeads, features: Tensor, labels: Tensor) -> tuple[float, ...]:
-    """Percent right per head. Logits that are not finite are never right: a rate that diverged scores 0."""
-    hits = torch.zeros(len(heads.bias), dtype=torch.int64, device=features.device)
+def _accuracy(
+    heads: StackedHeads, features: Tensor, labels: Tensor
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Percent right per head, and percent among the five likeliest classes.
+
+    Logits that are not finite are never right: a rate that diverged scores 0.
+    """
+    hits = torch.zeros(2, len(heads.bias), dtype=torch.int64, device=features.device)
     step = max(1, _LOGITS // heads.bias.numel())
     for start in range(0, len(features), step):
-        best, guess = heads.logits(features[start : start + step].float()).max(dim=1)  # (R, B)
-        hits += ((guess == labels[start : start + step]) & torch.isfinite(best)).sum(dim=1)
-    return tuple((hits.double() * 100 / len(features)).tolist())
+        some = labels[start : start + step]
+        logits = heads.logits(features[start : start + step].float())  # (R, C, B)
+        best, guess = logits.max(dim=1)  # (R, B)
+        finite = torch.isfinite(best)
+        own = logits.gather(1, some.expand(len(logits), 1, -1))  # (R, 1, B)
+        hits[0] += ((guess == some) & finite).sum(dim=1)
+        hits[1] += (((logits > own).sum(dim=1) < 5) & finite).sum(dim=1)
+    right, among_five = (hits.double() * 100 / len(features)).tolist()
+    return tuple(right), tuple(among_five)
 
 
 def _published(protocol: str) -> _Protocol:

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from adasim.data import ImageSet, open_images
+from adasim.data import ImageSet, describe, open_images
+from adasim.data.found import few
 from adasim.errors import UserError
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.dense import PatchFeatures
-from adasim.eval.features import FeatureCache, Features, What, weights_hash
+from adasim.eval.features import FeatureCache, Features, What, progress_bar, weights_hash
 from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.knn import KnnAccuracy, knn_accuracy
 from adasim.eval.linear import PROTOCOLS, SWEEP, LinearResult, linear_probe, linear_probe_stream
 from adasim.eval.masks import count_classes, open_masked
-from adasim.eval.segmentation import SegmentationResult, linear_segmentation
+from adasim.eval.segmentation import MaskBatches, SegmentationResult, linear_segmentation
 from adasim.eval.sets import (
     Split,
     Subset,
@@ -30,7 +32,7 @@ from adasim.eval.sets import (
     require_labels,
 )
 from adasim.eval.subjects import Subject
-from adasim.eval.transforms import SMALL, EvalTransform
+from adasim.models.transforms import SMALL, EvalTransform
 
 _SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 makes too few steps
 
@@ -95,7 +97,7 @@ class Bench:
             workers=self.workers,
         )
         if found.unreadable:
-            some = "; ".join(list(found.unreadable.values())[:3])
+            some = few(found.unreadable.values())
             self.say(f"{len(found.unreadable)} images cannot be read and are left out: {some}")
         return found
 
@@ -128,24 +130,40 @@ class Bench:
         epochs: int | None = None,
         batch_size: int | None = None,
     ) -> LinearResult:
-        """A linear layer on cached features (quick) or on freshly augmented images, for all rates at once."""
+        """A linear layer on cached features (quick) or on freshly augmented images, for all rates at once.
+
+        Where the best rate is at the sweep's edge, the next rates beyond it are trained too, in one go: with an
+        encoder in the loop several rates cost no more than one.
+        """
         transform = self.subject.transform if protocol == "dino" else self.subject.transform.bilinear()
         what: What = "linear-dino" if protocol == "dino" else "pooled"
         found = self.measure(split, transform, what)
         if batch_size is None:
             batch_size = linear_batch(protocol, len(found.train_labels))
-        if quick:
-            return linear_probe(
-                found.train.values,
-                found.train_labels,
-                found.test.values,
-                found.test_labels,
-                rates=rates,
-                epochs=epochs,
-                batch_size=batch_size,
-                protocol=protocol,
-                seed=self.seed,
+        options: dict[str, Any] = {"batch_size": batch_size, "protocol": protocol, "seed": self.seed}
+        probe = (
+            self._cached_probe(found)
+            if quick
+            else self._augmented_probe(split, found, transform, what, batch_size)
+        )
+        result = probe(rates=rates, epochs=epochs, **options)
+        further = result.further_rates()
+        if further:
+            tried = ", ".join(f"{rate:g}" for rate in further)
+            self.say(
+                f"The best rate, {result.best.rate:g}, is at the edge of the sweep, which goes on with {tried}, as "
+                f"far as they are better."
             )
+            result = result.going_on(probe(rates=further, epochs=epochs, **options))
+        return result
+
+    def _cached_probe(self, found: Measured) -> Callable[..., LinearResult]:
+        sets = (found.train.values, found.train_labels, found.test.values, found.test_labels)
+        return partial(linear_probe, *sets)
+
+    def _augmented_probe(
+        self, split: Split, found: Measured, transform: EvalTransform, what: What, batch_size: int
+    ) -> Callable[..., LinearResult]:
         batches = augmented_batches(
             self.subject.backbone,
             Subset(split.train, found.train.ids),
@@ -157,17 +175,8 @@ class Bench:
             workers=self.workers,
             seed=self.seed,
         )
-        return linear_probe_stream(
-            batches,
-            found.test.values,
-            found.test_labels,
-            num_classes=len(split.train.classes),
-            rates=rates,
-            epochs=epochs,
-            batch_size=batch_size,
-            protocol=protocol,
-            seed=self.seed,
-        )
+        test = (found.test.values, found.test_labels)
+        return partial(linear_probe_stream, batches, *test, num_classes=len(split.train.classes))
 
     def fewshot(
         self, source: str, *, ways: int, shots: int, queries: int, episodes: int, per_class: bool
@@ -177,6 +186,8 @@ class Bench:
         splits = [open_images(source, size=size)]
         with suppress(UserError):  # not divided: all of it is there already
             splits.append(open_images(source, size=size, split="test"))
+        for images in splits:
+            self.say(describe(images, unused=False))
         classes = sorted({name for images in splits for name in images.classes})
         values, labels, fingerprints = [], [], []
         for images in splits:
@@ -198,7 +209,7 @@ class Bench:
             class_names=classes,
             per_class=per_class,
         )
-        name = data_name(source)
+        name = data_name(source) + (" (per class)" if per_class else "")
         return accuracy, {"name": name, "fingerprint": "+".join(fingerprints), "images": len(pool)}
 
     def segmentation(
@@ -209,13 +220,18 @@ class Bench:
         n_blocks: int,
         quick: bool,
         num_classes: int | None = None,
+        ignore: Sequence[int] = (),
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
     ) -> tuple[SegmentationResult, int]:
-        """A 1x1 convolution on patch features, held (quick) or of freshly warped images; and how many classes."""
+        """A 1x1 convolution on patch features, held (quick) or of freshly warped images; and how many classes.
+
+        Pixels of the ids `ignore` neither train nor count, as those of 255.
+        """
         usual = _QUICK_SEGMENTATION if quick else _PUBLISHED_SEGMENTATION
-        num_classes = count_classes(split.train, num_classes)
+        epochs = epochs or usual.epochs
+        num_classes = count_classes(split.train, num_classes, ignore)
         train, test = (
             PatchFeatures(
                 self.subject.backbone,
@@ -228,6 +244,7 @@ class Bench:
                 device=self.device,
                 workers=0 if images.as_array() is not None else self.workers,
                 seed=self.seed,
+                ignore=ignore,
             )
             for images, ids in ((split.train, split.train_ids), (split.test, split.test_ids))
         )
@@ -237,17 +254,27 @@ class Bench:
                 f"--size or --blocks."
             )
         test.hold()
-        result = linear_segmentation(
-            train.shuffled,
-            test.in_order,
-            dim=train.dim,
-            num_classes=num_classes,
-            epochs=epochs or usual.epochs,
-            lr=usual.lr if lr is None else lr,
-            seed=self.seed,
-            device=self.device,
-        )
+        total = epochs * (len(split.train_ids) + len(split.test_ids))
+        with progress_bar(f"{split.name}: {epochs} epochs", total) as advance:
+            result = linear_segmentation(
+                lambda epoch: _counted(train.shuffled(epoch), advance),
+                lambda: _counted(test.in_order(), advance),
+                dim=train.dim,
+                num_classes=num_classes,
+                epochs=epochs,
+                lr=usual.lr if lr is None else lr,
+                left_out=ignore,
+                seed=self.seed,
+                device=self.device,
+            )
         return result, num_classes
+
+
+def _counted(batches: MaskBatches, advance: Callable[[int], None]) -> MaskBatches:
+    """The same batches; each is counted once it was used."""
+    for features, masks in batches:
+        yield features, masks
+        advance(len(masks))
 
 
 def linear_batch(protocol: str, train_images: int) -> int:

@@ -11,8 +11,8 @@ from adasim.data import ImageSet
 from adasim.eval.features import extract
 from adasim.eval.knn import knn_accuracy
 from adasim.eval.sets import Subset, require_labels
-from adasim.eval.transforms import EvalTransform
 from adasim.models import Backbone
+from adasim.models.transforms import EvalTransform
 
 
 def online_knn(

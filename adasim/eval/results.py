@@ -115,13 +115,13 @@ def compare(runs: list[Path]) -> Comparison:
     columns = _with_averages(columns, tables)
     baseline = tables[0]
     rows = []
-    for run, table in zip(runs, tables, strict=True):
+    for name, table in zip(run_names(runs), tables, strict=True):
         cells: list[tuple[float, float | None] | None] = []
         for column in columns:
             value, first = table.get(column), baseline.get(column)
             gap = None if value is None or first is None or table is baseline else value - first
             cells.append(None if value is None else (value, gap))
-        rows.append((_run_name(run), cells))
+        rows.append((name, cells))
     return Comparison(_headings(columns), rows)
 
 
@@ -156,6 +156,21 @@ def _place(protocol: str) -> int:
     return list(NAMES).index(protocol) if protocol in NAMES else len(NAMES)
 
 
-def _run_name(run: Path) -> str:
-    path = Path(run).resolve()
-    return path.stem if path.name != RESULTS_FILE else path.parent.name
+def run_names(runs: list[Path]) -> list[str]:
+    """A run's folder as its name, with as many folders above it as tell it from the others: a/t0.2 and b/t0.2."""
+    paths = []
+    for run in runs:
+        path = Path(run).resolve()
+        if path.name == RESULTS_FILE:
+            path = path.parent
+        paths.append(path.with_suffix("") if path.suffix == ".jsonl" else path)
+    names = []
+    for path in paths:
+        others = {other for other in paths if other != path}
+        depth = 1
+        while depth < len(path.parts) and any(
+            path.parts[-depth:] == other.parts[-depth:] for other in others
+        ):
+            depth += 1
+        names.append("/".join(path.parts[-depth:]))
+    return names

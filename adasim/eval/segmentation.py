@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,10 +35,11 @@ class MeanIou(NamedTuple):
 class Confusion:
     """Counts of (true class, predicted class) pixels, over as many images as are added."""
 
-    def __init__(self, num_classes: int, ignore: int = 255) -> None:
+    def __init__(self, num_classes: int, ignore: int = 255, left_out: Sequence[int] = ()) -> None:
         check_positive(num_classes=num_classes)
         self.num_classes = num_classes
         self.ignore = ignore
+        self.left_out = [i for i in left_out if 0 <= i < num_classes]
         self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)  # (true, predicted)
 
     def add(self, predictions: Tensor, targets: Tensor) -> None:
@@ -68,7 +69,10 @@ class Confusion:
                 f"Every pixel of the masks is {self.ignore} (ignored), so there is nothing to score."
             )
         iou = 100 * both.double() / either.clamp(min=1)
-        return MeanIou(float(iou.mean()), float(iou[either > 0].mean()), tuple(iou.tolist()))
+        scored = torch.ones(self.num_classes, dtype=torch.bool)
+        scored[self.left_out] = False
+        present = scored & (either > 0)
+        return MeanIou(float(iou[scored].mean()), float(iou[present].mean()), tuple(iou.tolist()))
 
 
 def miou(predictions: Tensor, targets: Tensor, num_classes: int, ignore: int = 255) -> MeanIou:
@@ -142,6 +146,7 @@ def linear_segmentation(
     epochs: int = 60,
     lr: float = 0.1,
     ignore: int = 255,
+    left_out: Sequence[int] = (),
     seed: int = 0,
     image_size: tuple[int, int] | None = None,
     device: torch.device | str = "cpu",
@@ -154,6 +159,7 @@ def linear_segmentation(
         dim: channels of the patch features.
         lr: 0.1, as in the pipeline that matches the paper's results.
         ignore: the id of pixels that neither train nor count.
+        left_out: ids that no mask shows and that are no classes: they are not part of the mean.
         image_size: (height, width) of the images; masks of another size are refused.
     """
     check_positive(dim=dim, num_classes=num_classes, epochs=epochs, lr=lr)
@@ -166,7 +172,7 @@ def linear_segmentation(
             optimizer.zero_grad()
             if model.backward(features, masks, ignore):  # a batch of ignored pixels alone makes no step
                 optimizer.step()
-        confusion = Confusion(num_classes, ignore)
+        confusion = Confusion(num_classes, ignore, left_out)
         for features, masks in test_batches():
             features, masks = _checked(features, masks, dim, num_classes, ignore, image_size, device)
             confusion.add(model.predict(features, (masks.shape[1], masks.shape[2])), masks)

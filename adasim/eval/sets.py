@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adasim import seeding
-from adasim.data import ImageSet, open_images
+from adasim.data import ImageSet, describe, open_images
 from adasim.errors import UserError
 
 _TEST_SHARE = 5  # one image in five is held out when a data set has no test split
@@ -34,6 +34,11 @@ class Split:
         digest.update(self.train.fingerprint().encode() + self.train_ids.numpy().tobytes())
         digest.update(self.test.fingerprint().encode() + self.test_ids.numpy().tobytes())
         return digest.hexdigest()
+
+    def found(self) -> list[str]:
+        """In words, what images these are and what was left out."""
+        sets = [self.train] if self.test is self.train else [self.train, self.test]
+        return [describe(images, unused=len(sets) == 1) for images in sets]
 
     def describe(self) -> dict[str, str | int]:
         """For a line of results."""
@@ -146,10 +151,10 @@ def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Ten
 
 
 def data_name(source: str) -> str:
-    """A short name for tables: `photos` for /data/photos/, `cifar10` for hf:user/cifar10."""
+    """A short name for tables: `photos` for /data/photos/ and photos.npz, `cifar10` for hf:user/cifar10."""
     if source.startswith("embedded"):
         return source
-    return Path(source.removeprefix("hf:").rstrip("/")).stem or source
+    return Path(source.removeprefix("hf:")).name.removesuffix(".npz") or source
 
 
 class Subset(ImageSet):
@@ -177,6 +182,12 @@ class Subset(ImageSet):
     def as_array(self) -> Tensor | None:
         array = self._images.as_array()
         return None if array is None else array[self._ids]
+
+    def content(self, i: int, whole: bool = False) -> str:
+        return self._images.content(int(self._ids[i]), whole)
+
+    def cache_key(self) -> str:
+        return hashlib.sha256((self._images.cache_key() + self.fingerprint()).encode()).hexdigest()
 
     def listing(self) -> list[str]:
         digest = hashlib.sha256(self._ids.numpy().tobytes()).hexdigest()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +18,8 @@ from adasim import seeding
 from adasim.config import ModelConfig
 from adasim.errors import UserError
 from adasim.eval.features import default_folder
-from adasim.eval.transforms import EvalTransform
 from adasim.models import BACKBONE_FILE, Backbone, build_backbone, load_backbone
+from adasim.models.transforms import EvalTransform
 from adasim.train.run import RunFolder
 
 
@@ -29,6 +30,7 @@ class Subject:
     name: str
     backbone: Backbone
     transform: EvalTransform
+    """What is done to an image before the encoder sees it: the encoder's own, unless another size was asked for."""
     origin: str
     """In words, where the weights come from."""
     run: Path | None = None
@@ -37,6 +39,8 @@ class Subject:
     """The data the run was pretrained on."""
     method: Literal["dino", "simsiam"] = "dino"
     """Whose linear protocol applies."""
+    note: str | None = None
+    """A sentence on what had to be assumed."""
 
     @property
     def features_folder(self) -> Path:
@@ -64,7 +68,9 @@ def open_subject(model: str, *, random_weights: bool = False, size: int | None =
         subject = _from_name(model, random_weights, size)
     if size is not None and size != subject.transform.size:
         own = subject.transform
-        subject.transform = EvalTransform.of_size(size, own.mean, own.std)
+        subject.transform = replace(
+            EvalTransform.of_size(size, own.mean, own.std), interpolation=own.interpolation
+        )
     return subject
 
 
@@ -73,16 +79,17 @@ def _from_path(path: Path) -> Subject:
     if path.is_dir() and not (path / BACKBONE_FILE).is_file():
         RunFolder.open(path, lock=False)  # says so if it is no run at all
         raise UserError(f"{path} has no {BACKBONE_FILE} yet. Let its first epoch end, then measure it.")
-    backbone = load_backbone(path)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        backbone = load_backbone(path)
     if not (folder / "config.json").is_file():
-        return Subject(
-            path.stem, backbone, EvalTransform.of_size(backbone.spec["image_size"]), "a file without its run"
-        )
+        note = str(said[0].message) if said else None
+        return Subject(path.stem, backbone, backbone.transform, "a file without its run", note=note)
     config = RunFolder.open(folder, lock=False).config
     return Subject(
         name=folder.resolve().name,
         backbone=backbone,
-        transform=EvalTransform.for_run(config),
+        transform=backbone.transform,
         origin=f"{config.method}, {config.pairs} pairs",
         run=folder,
         source=config.data.source,
@@ -96,8 +103,8 @@ def _from_name(name: str, random_weights: bool, size: int | None) -> Subject:
         net = _download(name, size)
         spec = {"name": name, "timm": name, "image_size": net.pretrained_cfg["input_size"][-1]}
         width = getattr(net, "head_hidden_size", None) or net.num_features
-        backbone = Backbone(net, spec | {"dim": width}).eval()
-        return Subject(name, backbone, EvalTransform.for_timm(net), "timm's pretrained weights")
+        backbone = Backbone(net, spec | {"dim": width}, EvalTransform.for_timm(net)).eval()
+        return Subject(name, backbone, backbone.transform, "timm's pretrained weights")
     try:
         with seeding.seeded(seeding.key(0, "random weights")):
             side = size or 224

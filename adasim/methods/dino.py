@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adasim.config import DinoConfig, ModelConfig, OptimConfig
 from adasim.methods.base import Method, Seen, Step, decay_groups, feature_spread
 from adasim.models import Backbone, DinoHead, build_backbone
-from adasim.train.optim import teacher_momentum, teacher_temperature
+from adasim.schedules import teacher_momentum, teacher_temperature
 
 
 class Network(nn.Module):

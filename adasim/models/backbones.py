@@ -1,13 +1,9 @@
 """Encoders: timm models behind one contract, a pooled feature for the memory and patch features beside it.
 
-`Backbone.net` is a plain timm model and `Backbone.spec` says which; its weights load without adasim:
-
-    net = timm.create_model(spec["timm"], **spec["kwargs"])
-    if spec["stem"] != "timm":       # ResNets for small images: timm has no switch for these two lines
-        net.maxpool = nn.Identity()
-    if spec["stem"] == "3x3":
-        net.conv1 = nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)
-    net.load_state_dict(safetensors.torch.load_file("backbone.safetensors"))
+`Backbone.net` is a timm model and `Backbone.spec` says which: timm.create_model(spec["timm"], **spec["kwargs"]).
+ResNets for small images have another stem, for which timm has no argument. Their kwargs have the entry `stem`, so
+that timm refuses them instead of building another net, and `edit_stem` does the rest. How a file's weights load
+without adasim is written in the file: see `adasim.models.files`.
 
 `resnet_tiny` is timm's ResNet class with one BasicBlock per stage, 16 to 128 channels wide, behind timm's
 deep stem (three 3x3 convolutions, the first with stride 2) and with `stem="no_pool"`.
@@ -24,6 +20,7 @@ from torch import Tensor, nn
 
 from adasim.config import ModelConfig
 from adasim.errors import UserError
+from adasim.models.transforms import EvalTransform
 
 # LayerNorm eps 1e-6, qkv bias, GELU, MLP ratio 4 and no LayerScale are timm's own for these names.
 _VITS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,13 +46,15 @@ class Backbone(nn.Module):
         net: the timm model; its state_dict is what is exported.
         dim: D, width of the pooled feature.
         spec: JSON-able description from which `from_spec` rebuilds the model.
+        transform: what the encoder expects to be done to an image; a callable.
     """
 
-    def __init__(self, net: nn.Module, spec: dict[str, Any]) -> None:
+    def __init__(self, net: nn.Module, spec: dict[str, Any], transform: EvalTransform | None = None) -> None:
         super().__init__()
         self.net = net
         self.spec = spec
         self.dim: int = spec["dim"]
+        self.transform = transform or EvalTransform.of_size(spec.get("image_size", 224))
 
     def forward(self, x: Tensor) -> Tensor:
         """Pooled feature (B, D) of images (B, C, H, W): a ViT's CLS after the final norm, a ResNet's mean."""
@@ -108,7 +107,13 @@ def build_backbone(config: ModelConfig, image_size: int, channels: int = 3, *, s
         extra["zero_init_last"] = config.zero_init_residual
     elif student and config.drop_path > 0:
         extra["drop_path_rate"] = config.drop_path
-    backbone = from_spec(spec, **extra)
+    try:
+        backbone = from_spec(spec, **extra)
+    except TypeError as error:  # an architecture without this argument
+        option = "model.drop_path=0" if "drop_path_rate" in str(error) else "another model"
+        raise UserError(f"timm cannot build {spec['name']} ({error}). Choose {option}.") from error
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UserError(f"timm cannot build {spec['name']} for this image size: {error}.") from error
     if config.name in _VITS:
         # timm starts CLS at 1e-6 and all else as DINO does; DINO's bounds of +-2 make this a plain normal.
         nn.init.trunc_normal_(backbone.net.cls_token, std=0.02)  # type: ignore[arg-type]
@@ -117,25 +122,26 @@ def build_backbone(config: ModelConfig, image_size: int, channels: int = 3, *, s
 
 def from_spec(spec: dict[str, Any], **extra: Any) -> Backbone:
     """The model that `spec` describes, with fresh weights; `extra` goes to timm but not into the spec."""
-    try:
-        net: Any = timm.create_model(spec["timm"], pretrained=False, **spec["kwargs"], **extra)
-    except TypeError as error:  # an architecture without this argument
-        option = "model.drop_path=0" if "drop_path_rate" in str(error) else "another model"
-        raise UserError(f"timm cannot build {spec['name']} ({error}). Choose {option}.") from error
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise UserError(f"timm cannot build {spec['name']} for this image size: {error}.") from error
-    if spec["stem"] != "timm":
-        net.maxpool = nn.Identity()
-    if spec["stem"] == "3x3":
-        net.conv1 = nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    kwargs = dict(spec["kwargs"])
+    stem = kwargs.pop("stem", None)
+    net: Any = timm.create_model(spec["timm"], pretrained=False, **kwargs, **extra)
+    edit_stem(net, stem)
     dim = getattr(net, "head_hidden_size", None) or net.num_features
     return Backbone(net, spec | {"dim": dim})
 
 
+def edit_stem(net: Any, stem: str | None) -> None:
+    """Take a ResNet's max-pooling out (`no_pool`), and make its first convolution a 3x3 of stride 1 (`3x3`)."""
+    if stem is not None:
+        net.maxpool = nn.Identity()
+    if stem == "3x3":
+        net.conv1 = nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+
+
 def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, Any]:
     """The spec of `config`'s encoder, without the width that only the built model knows."""
-    name, stem = config.name, "timm"
+    name, stem = config.name, None
     if name in _VITS:
         if image_size % config.patch_size:
             raise UserError(
@@ -146,7 +152,7 @@ def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, 
         kwargs = kwargs | {"patch_size": config.patch_size, "img_size": image_size, "dynamic_img_size": True}
     elif name in _RESNETS:
         timm_name, kwargs = _RESNETS[name]
-        stem = "3x3" if config.small_stem else "no_pool" if name == "resnet_tiny" else "timm"
+        stem = "3x3" if config.small_stem else "no_pool" if name == "resnet_tiny" else None
     elif ":" not in name and timm.is_model(name.split(".")[0]):  # "hf-hub:..." would go to the network
         defaults = timm.get_pretrained_cfg(name.split(".")[0])
         timm_name, kwargs = name, {"img_size": image_size} if defaults and defaults.fixed_input_size else {}
@@ -157,11 +163,12 @@ def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, 
     if config.small_stem and name not in _RESNETS:
         raise UserError(f"model.small_stem is for {', '.join(_RESNETS)}; {name} has no such stem.")
     kwargs = kwargs | {"in_chans": channels, "num_classes": 0}
+    if stem is not None:
+        kwargs = kwargs | {"stem": stem}
     return {
         "name": name,
         "timm": timm_name,
         "kwargs": kwargs,
-        "stem": stem,
         "image_size": image_size,
         "channels": channels,
     }

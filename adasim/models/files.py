@@ -1,36 +1,74 @@
-"""A backbone as a file: safetensors (nothing to unpickle) with the model's description in the header."""
+"""A backbone as a file: safetensors (nothing to unpickle), with three notes in its header.
+
+adasim           the model's description, from which `load_backbone` builds it
+pretrained_cfg   how images are resized, cropped and normalised, under timm's names
+load             the lines of Python that load the file with timm alone
+"""
 
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
 import timm
+import torch
 
+from adasim.config import Config
 from adasim.errors import UserError
+from adasim.fields import fit
 from adasim.files import atomic_write
 from adasim.models.backbones import Backbone, from_spec
+from adasim.models.transforms import EvalTransform
 
 BACKBONE_FILE = "backbone.safetensors"
 """Name of the encoder in a run folder."""
 
-_HEADER = "adasim"
+_HEADER, _TRANSFORM, _LOAD = "adasim", "pretrained_cfg", "load"
+_FIELDS = {"name": str, "timm": str, "kwargs": dict, "dim": int, "image_size": int, "channels": int}
 # All that a description may pass on to timm: its other arguments could fetch or unpickle weights.
-_KWARGS = {
-    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads"),
-    *("dynamic_img_size", "layers", "channels", "stem_type", "stem_width"),
+_KWARGS: dict[str, Any] = {
+    **dict.fromkeys(("img_size", "patch_size", "in_chans", "num_classes"), int),
+    **dict.fromkeys(("embed_dim", "depth", "num_heads", "stem_width"), int),
+    **dict.fromkeys(("layers", "channels"), tuple[int, ...]),
+    "dynamic_img_size": bool,
+    "stem_type": str,
+    "stem": Literal["no_pool", "3x3"],
 }
-_FIELDS = {"name", "timm", "kwargs", "stem", "dim", "image_size", "channels"}
+_COMPUTED = 1 << 28  # values that a model may compute for itself
+_TRANSFORM_FIELDS: dict[str, Any] = {
+    "input_size": tuple[int, int, int],
+    "mean": tuple[float, float, float],
+    "std": tuple[float, float, float],
+    "interpolation": Literal["bilinear", "bicubic"],
+    "crop_pct": float,
+}
 
 
-def save_backbone(path: str | Path, backbone: Backbone) -> None:
-    """Write the encoder's weights, with `spec` as JSON in the header, whole or not at all."""
+def save_backbone(path: str | Path, backbone: Backbone, transform: EvalTransform | None = None) -> None:
+    """Write the encoder's weights, description and transform (its own by default), whole or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in backbone.net.state_dict().items()}
-    header = {"format": "pt", _HEADER: json.dumps(backbone.spec)}
-    atomic_write(Path(path), safetensors.torch.save(tensors, header))
+    header = {
+        "format": "pt",
+        _HEADER: json.dumps(backbone.spec),
+        _TRANSFORM: json.dumps((transform or backbone.transform).to_timm()),
+        _LOAD: _lines(backbone.spec),
+    }
+    atomic_write(Path(path), _in_order(safetensors.torch.save(tensors, header)))
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same safetensors file with a sorted header, so that equal encoders are equal files.
+
+    safetensors writes the entries of `__metadata__` in an order that changes from process to process.
+    """
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the tensors behind it stay aligned
+    return b"".join([len(header).to_bytes(8, "little"), header, memoryview(data)[8 + size :]])
 
 
 def load_backbone(path: str | Path) -> Backbone:
@@ -39,8 +77,9 @@ def load_backbone(path: str | Path) -> Backbone:
     Args:
         path: a run folder, or a .safetensors file written by `save_backbone`.
 
-    >>> backbone = load_backbone("runs/demo")  # doctest: +SKIP
-    >>> backbone(images).shape  # (B, D)       # doctest: +SKIP
+    >>> encoder = load_backbone("runs/demo")                    # doctest: +SKIP
+    >>> image = encoder.transform(Image.open("photo.jpg"))      # doctest: +SKIP
+    >>> encoder(image[None])                                    # doctest: +SKIP
     """
     path = Path(path)
     if path.is_dir():
@@ -49,44 +88,133 @@ def load_backbone(path: str | Path) -> Backbone:
         raise UserError(f"No backbone at {path}. Give a run folder that holds {BACKBONE_FILE}, or that file.")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get(_HEADER)
-            if header is None:
+            notes = file.metadata() or {}
+            if _HEADER not in notes:
                 raise UserError(f"{path} does not say which model it holds; it was not written by adasim.")
-            backbone = from_spec(_checked(header, path))
-            expected = {name: list(tensor.shape) for name, tensor in backbone.net.state_dict().items()}
             found = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            for name in sorted(expected.keys() | found.keys()):
-                if expected.get(name) != found.get(name):
-                    raise UserError(
-                        f"{path} does not fit its own description: {name} has shape "
-                        f"{found.get(name, 'none')}, {backbone.spec['name']} needs "
-                        f"{expected.get(name, 'none')}. Export it again."
-                    )
+            backbone = _built(_checked(notes[_HEADER], path), found, path)
             backbone.net.load_state_dict({name: file.get_tensor(name) for name in found})
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a whole safetensors file ({error}). Export it again.") from error
+    if _TRANSFORM in notes:
+        backbone.transform = _read_transform(notes[_TRANSFORM], path)
+    elif (transform := _transform_of_run(path.parent)) is not None:
+        backbone.transform = transform
+    else:
+        warnings.warn(
+            f"{path} was written before encoders kept their normalisation; encoder.transform is ImageNet's. If the "
+            f"run had other --views.mean and --views.std, set encoder.transform to EvalTransform.for_run(config).",
+            stacklevel=2,
+        )
     return backbone.eval()
+
+
+def _built(spec: dict[str, Any], found: dict[str, list[int]], path: Path) -> Backbone:
+    """The model of `spec` with fresh weights, if the tensors of the file, by name and shape, are its own.
+
+    The description may be damaged or made up, so a model without storage is compared before memory is taken.
+    """
+    kwargs = spec["kwargs"]
+    blocks = max(kwargs.get("depth", 0), sum(kwargs.get("layers", ())), len(kwargs.get("channels", ())))
+    if blocks > len(found):
+        raise UserError(
+            f"{path} does not fit its own description: {spec['name']} of {blocks} blocks has more than the "
+            f"file's {len(found)} tensors. Export it again."
+        )
+    try:
+        with torch.device("meta"):
+            bare = from_spec(spec).net
+    except Exception as error:  # timm meets any values here, and raises nearly anything
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"{path} describes a model that cannot be built ({reason}). Export it again."
+        ) from None
+    expected = {name: list(tensor.shape) for name, tensor in bare.state_dict().items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                f"{path} does not fit its own description: {name} has shape {found.get(name, 'none')}, "
+                f"{spec['name']} needs {expected.get(name, 'none')}. Export it again."
+            )
+    made = sum(
+        buffer.numel() for buffer in bare.buffers()
+    )  # the file lacks what can be computed: index tables
+    if made > _COMPUTED:
+        raise UserError(
+            f"{path} describes a model that would take {made:,} values beside its weights. Export it again."
+        )
+    return from_spec(spec)
 
 
 def _checked(header: str, path: Path) -> dict[str, Any]:
     """The description in a file's header, refused unless it is one that `save_backbone` can have written."""
-    try:
-        spec = json.loads(header)
-    except ValueError:
-        spec = None
-    if not isinstance(spec, dict) or set(spec) != _FIELDS or not isinstance(spec["kwargs"], dict):
+    spec = _json(header)
+    if isinstance(spec, dict) and isinstance(spec.get("kwargs"), dict) and "stem" in spec:
+        stem = spec.pop("stem")  # where earlier files have it; their word for none is "timm"
+        spec["kwargs"] |= {} if stem == "timm" else {"stem": stem}
+    if not isinstance(spec, dict) or set(spec) != set(_FIELDS):
         raise UserError(f"{path} has a damaged description of its model. Export it again.")
-    if spec["stem"] not in ("timm", "no_pool", "3x3") or (
-        spec["stem"] != "timm" and "resnet" not in spec["timm"]
-    ):
-        raise UserError(
-            f"{path} has a stem {spec['stem']!r} that {spec['timm']} cannot have. Export it again."
-        )
-    name, extra = str(spec["timm"]), sorted(set(spec["kwargs"]) - _KWARGS)
+    _check_types(spec, _FIELDS, path)
+    name, kwargs = spec["timm"], spec["kwargs"]
+    extra = sorted(set(kwargs) - set(_KWARGS))
+    if extra:
+        raise UserError(f"{path} passes {extra[0]!r} to timm, which adasim never writes. Export it again.")
+    _check_types(kwargs, _KWARGS, path)
     if ":" in name or not timm.is_model(name.split(".")[0]):
         raise UserError(
             f"{path} names the model {name!r}, which this timm ({timm.__version__}) does not have."
         )
-    if extra:
-        raise UserError(f"{path} passes {extra[0]!r} to timm, which adasim never writes. Export it again.")
+    if "stem" in kwargs and "resnet" not in name:
+        raise UserError(f"{path} has a stem {kwargs['stem']!r} that {name} cannot have. Export it again.")
     return spec
+
+
+def _read_transform(note: str, path: Path) -> EvalTransform:
+    values = _json(note)
+    if not isinstance(values, dict) or set(values) != set(_TRANSFORM_FIELDS):
+        raise UserError(f"{path} has a damaged description of its normalisation. Export it again.")
+    _check_types(values, _TRANSFORM_FIELDS, path)
+    if not (
+        0 < values["crop_pct"] <= 1 and min(values["std"]) > 0 and 0 < values["input_size"][-1] < 1 << 16
+    ):
+        raise UserError(f"{path} has an impossible normalisation: {values}. Export it again.")
+    return EvalTransform.from_timm(values)
+
+
+def _transform_of_run(folder: Path) -> EvalTransform | None:
+    """For files of earlier versions: what the configuration beside the file says, if it is a run's."""
+    try:
+        return EvalTransform.for_run(Config.from_dict(json.loads((folder / "config.json").read_bytes())))
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError, UserError):
+        return None
+
+
+def _check_types(values: dict[str, Any], annotations: dict[str, Any], path: Path) -> None:
+    for name, value in values.items():
+        try:
+            fit(name, value, annotations[name])
+        except UserError as error:
+            raise UserError(f"{path} has a damaged description: {error} Export it again.") from None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _lines(spec: dict[str, Any]) -> str:
+    """How the file loads without adasim."""
+    kwargs = dict(spec["kwargs"])
+    stem = kwargs.pop("stem", None)
+    lines = [
+        "import safetensors.torch, timm, torch",
+        f"net = timm.create_model({spec['timm']!r}, **{kwargs!r})",
+    ]
+    if stem is not None:
+        lines.append("net.maxpool = torch.nn.Identity()")
+    if stem == "3x3":
+        lines.append("net.conv1 = torch.nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)")
+    lines.append(f"net.load_state_dict(safetensors.torch.load_file({BACKBONE_FILE!r}))")
+    return "\n".join(lines)

@@ -1,5 +1,6 @@
 """The heart of AdaSim: exact search, the neighbour memory and the pair policies. Imports torch alone."""
 
+from adasim.neighbors.feeding import PairDataset, PairSampler
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairPolicy, Standard
 from adasim.neighbors.quantized import QuantizedRows
@@ -11,7 +12,9 @@ __all__ = [
     "Nearest",
     "NeighborMemory",
     "Oracle",
+    "PairDataset",
     "PairPolicy",
+    "PairSampler",
     "QuantizedRows",
     "ShardedMemory",
     "Standard",

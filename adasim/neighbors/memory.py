@@ -13,20 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Literal
+from operator import index
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adasim.neighbors.arguments import Ids, check_tau, checked_ids
+from adasim.neighbors.precision import exact_device
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
-from adasim.neighbors.window import Ranker, softmax_of_sums
+from adasim.neighbors.window import Ranker, on_grid, softmax_of_sums
 from adasim.seeding import uniform
 
 _CHUNK = 512  # images whose windows are ranked at once
+_TOO_COARSE = (
+    "torch.float16, as adasim 0.1 kept similarities: too coarse for the gate where features crowd. "
+    "Begin with a new memory"
+)
 _INT8_FROM = 1 << 24  # elements of the cache from which an int8 copy pays
-_GRID = 2.0**24  # features are rounded to multiples of 1 / _GRID, see `search`
 
 
 class NeighborMemory:
@@ -43,7 +49,8 @@ class NeighborMemory:
             "current", it includes the current epoch (the paper's Algorithm 1), so an image's partner can be
             drawn once it has been observed.
         dtype: of the cache; by default fp16 on an accelerator and fp32 on a CPU.
-        device: of the cache. The history stays in main memory.
+        device: of the cache; a device without fp64 (Apple's mps) leaves it on the CPU. The history stays in
+            main memory.
         rows: the images whose features and lists are held here, all by default; `ShardedMemory` gives each
             process its own. Neighbours are then found, and partners drawn, among and for these alone.
 
@@ -69,6 +76,7 @@ class NeighborMemory:
         device: torch.device | str = "cpu",
         rows: range | None = None,
     ) -> None:
+        num_images, dim, window, k = map(index, (num_images, dim, window, k))
         if not 1 <= k <= num_images:
             raise ValueError(f"k={k} must be between 1 and the number of images, {num_images}")
         if window < 1 or dim < 1:
@@ -80,44 +88,73 @@ class NeighborMemory:
         rows = range(num_images) if rows is None else rows
         if rows.step != 1 or not 0 <= rows.start <= rows.stop <= num_images:
             raise ValueError(f"rows={rows} must be a range within the {num_images} images")
-        device = torch.device(device)
+        device = exact_device(device)
         self.num_images, self.dim, self.window, self.k = num_images, dim, window, k
         self.support, self.timing, self.rows = support, timing, rows
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
         self.cache = torch.zeros(len(rows), dim, dtype=dtype, device=device)
         # A ring over epochs, one row per image so that drawing reads memory in order; -1 is an empty place.
         self.history_ids = torch.full((len(rows), window, k), -1, dtype=torch.int32)
-        self.history_similarities = torch.zeros((len(rows), window, k), dtype=torch.float16)
+        self.history_similarities = torch.zeros(
+            len(rows), window, k
+        )  # fp32: 16 bits cannot tell crowded ones apart
         # The epoch in progress.
         self.current_ids = torch.full((len(rows), k), -1, dtype=torch.int32)
-        self.current_similarities = torch.zeros((len(rows), k), dtype=torch.float16)
+        self.current_similarities = torch.zeros(len(rows), k)
         self.epochs = 0  # finished ones
         self._observing = False
         self._quantized: QuantizedRows | None = None
 
+    def __repr__(self) -> str:
+        cache = f"{str(self.cache.dtype).removeprefix('torch.')} cache on {self.cache.device}"
+        held = (
+            "" if len(self.rows) == self.num_images else f", images {self.rows.start} to {self.rows.stop - 1}"
+        )
+        return (
+            f"{type(self).__name__}(num_images={self.num_images}, dim={self.dim}, window={self.window}, "
+            f"k={self.k}: {self.epochs} epochs finished, {cache}{held})"
+        )
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the cache to a device (the CPU, if that has no fp64); the history stays in main memory."""
+        self.cache = self.cache.to(exact_device(device))
+        self._quantized = None
+        self._refresh_int8()
+        return self
+
     # ---- the epoch ----
 
     @torch.no_grad()
-    def observe(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    def observe(self, ids: Ids, features: Tensor) -> tuple[Tensor, Tensor]:
         """Look up the neighbours of a batch in the cache, then write the batch into it.
 
         The order is what makes the gate work: image i is compared with its own row of the epoch before.
 
         Args:
-            ids: (B,) image ids. If one stands twice, its last place counts.
+            ids: (B,) image ids: a tensor of any integer type, an array or a list. If one stands twice, its
+                last place counts.
             features: (B, D), the encoder's features of view 1; they are L2-normalised here. A row that is not
                 finite is skipped: it changes neither cache nor lists.
 
         Returns:
             similarities (B, K) fp32 and neighbours (B, K) int64, best first.
         """
-        queries = self._prepare(ids, features)
+        ids, queries = self._prepare(ids, features)
         similarities, neighbours = self._lookup(queries)
         self._write(ids, queries, similarities, neighbours)
         return similarities, neighbours
 
     def end_epoch(self) -> None:
-        """Let this epoch's lists join the window. An image that was not observed adds an empty list."""
+        """Let this epoch's lists join the window. An image that was not observed adds an empty list.
+
+        Raises:
+            RuntimeError: nothing was observed since the last call. The window would lose an epoch for nothing.
+        """
+        if not self._observing:
+            raise RuntimeError(
+                f"end_epoch() without observe(): nothing was observed since epoch {self.epochs} began. "
+                f"Call end_epoch once, after all batches of an epoch."
+            )
         slot = self.epochs % self.window
         self.history_ids[:, slot] = self.current_ids
         self.history_similarities[:, slot] = self.current_similarities
@@ -129,25 +166,37 @@ class NeighborMemory:
 
     # ---- the distribution ----
 
-    def distribution(self, ids: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    def distribution(self, ids: Ids, tau: float) -> tuple[Tensor, Tensor]:
         """p_win of each image: neighbour ids (B, S) int64 and probabilities (B, S) fp64, best first.
 
         Padding is -1 and 0. S is K, or with support="union" the largest union of the batch. tau=0 puts all
         probability on the image itself.
         """
+        check_tau(tau)
+        ids = checked_ids(ids, self.num_images).cpu()
         if tau == 0:
-            return ids.cpu()[:, None], torch.ones(len(ids), 1, dtype=torch.float64)
-        if not tau > 0:
-            raise ValueError(f"tau={tau} must be 0 or above")
-        return self._distribution(self._places(ids.cpu()), tau)
+            return ids[:, None], torch.ones(len(ids), 1, dtype=torch.float64)
+        return self._distribution(self._places(ids), tau)
 
-    def draw_partners(self, epoch: int, tau: float, seed: int, ids: Tensor | None = None) -> Tensor:
+    def draw_partners(self, epoch: int, tau: float, seed: int, ids: Ids | None = None) -> Tensor:
         """One partner id per image, int64: j* ~ p_win if the image's best match is itself, else the image.
 
         The identity while fewer than w epochs are finished, and for tau=0. A pure function of the history and
         of (seed, epoch, id): drawing for a few `ids` gives what drawing for all would.
+
+        Args:
+            epoch: the epoch that is about to begin (or is in progress), counted from 0: `memory.epochs`.
+            tau: temperature of p_win; the paper uses 0.2.
+            seed: random seed.
+            ids: the images to draw for; all by default.
         """
-        partners = self._held() if ids is None else ids.cpu().clone()
+        check_tau(tau)
+        if index(epoch) != self.epochs:
+            raise ValueError(
+                f"epoch={epoch}, but this memory has finished {self.epochs} epochs: epochs count from 0, each ends "
+                f"with end_epoch(), and a loop that is resumed loads the memory's state, too"
+            )
+        partners = self._held() if ids is None else checked_ids(ids, self.num_images).cpu().clone()
         if tau == 0 or self.epochs < self.window:
             return partners
         u = uniform(seed, "partner", epoch, partners)  # (N, 1)
@@ -161,9 +210,9 @@ class NeighborMemory:
             partners[chunk] = torch.where(gate & (drawn >= 0), drawn, own)
         return partners
 
-    def nearest_other(self, ids: Tensor | None = None) -> Tensor:
+    def nearest_other(self, ids: Ids | None = None) -> Tensor:
         """The best match other than the image itself in the newest list (+NN); itself if there is none."""
-        ids = self._held() if ids is None else ids.cpu()
+        ids = self._held() if ids is None else checked_ids(ids, self.num_images).cpu()
         if self.epochs == 0:
             return ids.clone()
         places = self._places(ids)
@@ -210,6 +259,8 @@ class NeighborMemory:
             if name not in state or state[name].shape != tensor.shape:
                 got = tuple(state[name].shape) if name in state else "nothing"
                 raise ValueError(f"memory state {name}: expected {tuple(tensor.shape)}, got {got}")
+            if name.endswith("similarities") and state[name].dtype == torch.float16:
+                raise ValueError(f"memory state {name} is {_TOO_COARSE}")
         self.load_parts([(self.rows.start, state)])
 
     def load_parts(self, parts: Iterable[tuple[int, dict[str, Tensor]]]) -> None:
@@ -246,22 +297,24 @@ class NeighborMemory:
 
     def load_epoch_lists(self, epoch: int, lists: dict[str, Tensor], first: int = 0) -> None:
         """Put one epoch's lists back; `first` is the image of their first row."""
+        if lists["similarities"].dtype == torch.float16:
+            raise ValueError(f"the lists of epoch {epoch} are {_TOO_COARSE}")
         slot = epoch % self.window
         self._copy_rows(self.history_ids[:, slot], first, lists["ids"], "ids")
         self._copy_rows(self.history_similarities[:, slot], first, lists["similarities"], "similarities")
 
     # ---- parts ----
 
-    def _prepare(self, ids: Tensor, features: Tensor) -> Tensor:
-        """Unit-norm queries on the grid, fp32; a row that is not finite becomes NaN throughout."""
+    def _prepare(self, ids: Ids, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids, and unit-norm queries on the grid, fp32; a row that is not finite becomes NaN throughout."""
+        ids = checked_ids(ids, self.num_images)
+        features = torch.as_tensor(features)
         if features.shape != (len(ids), self.dim):
             raise ValueError(f"features must be ({len(ids)}, {self.dim}), got {tuple(features.shape)}")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_images:
-            raise ValueError(f"ids must lie between 0 and {self.num_images - 1}")
         features = features.detach().to(self.cache.device, torch.float32)
         valid = torch.isfinite(features).all(1, keepdim=True)
         queries = F.normalize(torch.where(valid, features, 0.0), dim=1)
-        return torch.where(valid, queries.mul_(_GRID).round_().div_(_GRID), torch.nan)
+        return ids, torch.where(valid, on_grid(queries), torch.nan)
 
     def _lookup(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Similarities and image ids of the K best rows held here; a NaN query finds nothing."""
@@ -284,7 +337,7 @@ class NeighborMemory:
         places = places.cpu()
         self.current_ids[places] = neighbours[batch].to("cpu", torch.int32)
         # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
-        self.current_similarities[places] = similarities[batch].clamp(-1, 1).to("cpu", torch.float16)
+        self.current_similarities[places] = on_grid(similarities[batch].clamp(-1, 1)).cpu()
         self._observing = True
 
     def _held(self) -> Tensor:
@@ -330,7 +383,7 @@ class NeighborMemory:
 
     @cached_property
     def _ranker(self) -> Ranker:
-        return Ranker(_CHUNK, self.window * self.k)
+        return Ranker(_CHUNK, self.window, self.k)
 
     def _refresh_int8(self) -> None:
         """Give search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""

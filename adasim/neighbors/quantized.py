@@ -16,14 +16,18 @@ estimated, so a clipped outlier only loosens its own row.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _CHUNK = 1 << 14  # rows converted at once
 _SAMPLE = 4096  # rows looked at to choose mean and scale
 _U = 2.0**-24  # unit roundoff of fp32
+# CUDA's int8 product takes more than 16 queries, and widths and numbers of rows that are multiples of 8.
+_ALIGN, _LEAST_QUERIES = 8, 32
 
 
 class QuantizedRows:
@@ -31,7 +35,12 @@ class QuantizedRows:
 
     def __init__(self, rows: Tensor) -> None:
         n, dim = rows.shape
-        self.codes = torch.zeros(n, dim, dtype=torch.int8, device=rows.device)
+        self._align = 1 if rows.device.type == "cpu" else _ALIGN
+        # Where the device wants it, wider and longer by zeros, which add nothing to a product.
+        self._padded = torch.zeros(
+            _round_up(n, self._align), _round_up(dim, self._align), dtype=torch.int8, device=rows.device
+        )
+        self.codes = self._padded[:n, :dim]
         self.error = torch.zeros(n, device=rows.device)
         self.reach = torch.zeros(n, device=rows.device)
         self.row_norm = 0.0  # no row is longer
@@ -65,12 +74,30 @@ class QuantizedRows:
         left_out = torch.linalg.vector_norm(q.double() - codes.double() * scale.double(), dim=1, keepdim=True)
         return codes.to(torch.int8), scale.double() * self.scale, left_out
 
+    def products_with(self, queries: Tensor) -> Callable[[int, int], Tensor]:
+        """A function of (start, stop): the int32 products (B, stop - start) of codes (B, D) with those rows'.
+
+        `start` must be a multiple of 8 where the device is not a CPU.
+        """
+        if self._align == 1:
+            return lambda start, stop: torch._int_mm(queries, self.codes[start:stop].T)
+        count = len(queries)
+        more = max(_LEAST_QUERIES, _round_up(count, self._align)) - count
+        queries = F.pad(queries, (0, self._padded.shape[1] - queries.shape[1], 0, more))
+
+        def products(start: int, stop: int) -> Tensor:
+            rows = self._padded[start : start + _round_up(stop - start, self._align)]
+            return torch._int_mm(queries, rows.T)[:count, : stop - start]
+
+        return products
+
     def worth_trying(self) -> bool:
         """False where int8 is slow, and for a while after the bound pruned too little."""
         if self._pause:
             self._pause -= 1
             return False
-        return int8_is_faster(self.codes.device, self.codes.shape[1])
+        wide = self.codes.shape[1] > 1  # torch 2.6 has a wrong product of width 1 on CPUs
+        return wide and int8_is_faster(self._padded.device, self._padded.shape[1])
 
     def failed(self) -> None:
         """The bound pruned too little: rest for the next searches, then try again."""
@@ -88,6 +115,10 @@ class QuantizedRows:
         self.error[where] = error * slack + 8 * _U * size
         self.reach[where] = torch.linalg.vector_norm(reach, dim=1) * slack
         self.row_norm = max(self.row_norm, float(size.max()) * slack)
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _best_scale(centred: Tensor) -> float:

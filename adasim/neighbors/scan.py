@@ -83,12 +83,13 @@ class Int8Scorer:
 
     def __init__(self, q: Tensor, quantized: QuantizedRows) -> None:
         self.quantized = quantized
-        self.codes, self.unit, self.left_out = quantized.encode_queries(q)
+        codes, self.unit, self.left_out = quantized.encode_queries(q)
+        self.multiply = quantized.products_with(codes)
         self.norms = torch.linalg.vector_norm(q.double(), dim=1, keepdim=True)
         self.rounding = 4 * _U * self.norms * quantized.row_norm  # of the score to fp32, on either side
 
     def scores(self, start: int, stop: int) -> Tensor:
-        return torch._int_mm(self.codes, self.quantized.codes[start:stop].T)
+        return self.multiply(start, stop)
 
     def without_bad_rows(self, scores: Tensor, start: int, stop: int) -> Tensor:
         return scores  # integers are finite

@@ -18,8 +18,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from adasim.neighbors.precision import ieee_products
 from adasim.neighbors.quantized import QuantizedRows
-from adasim.neighbors.scan import Candidates, FloatScorer, Int8Scorer, TooManyCandidatesError, group_max, scan
+from adasim.neighbors.scan import (
+    GROUP,
+    Candidates,
+    FloatScorer,
+    Int8Scorer,
+    TooManyCandidatesError,
+    group_max,
+    scan,
+)
 
 _TILE_SCORES = 1 << 21  # scores per tile: 8 MB, still in the cache when they are looked at
 _QUERIES = 512  # queries per pass over the rows
@@ -38,7 +47,8 @@ def search(
 
     Args:
         queries: (B, D), any floating type.
-        rows: (N, D) on the same device, fp32 or fp16. A row with a NaN or Inf is never returned.
+        rows: (N, D) on the same device, fp32 or fp16. A row with a NaN or Inf is never returned. The device must
+            have fp64 (`exact_device`); autocast and TF32 are off for the length of the search.
         k: how many; where there are fewer finite rows the result is padded.
         quantized: an int8 copy of the same (finite) rows. With it the int8 engine runs wherever it is the
             faster one on this device; the answer is the same.
@@ -62,8 +72,10 @@ def search(
     finite = torch.isfinite(queries).all(1).nonzero()[:, 0]
     if len(rows) == 0 or len(finite) == 0:
         return similarities, ids
-    for block in finite.split(_QUERIES):
-        similarities[block], ids[block] = _search_block(queries[block].float(), rows, k, quantized, row_norm)
+    with ieee_products(queries.device):
+        for block in finite.split(_QUERIES):
+            best = _search_block(queries[block].float(), rows, k, quantized, row_norm)
+            similarities[block], ids[block] = best
     return similarities, ids
 
 
@@ -78,7 +90,7 @@ def merge(similarities: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _search_block(
     q: Tensor, rows: Tensor, k: int, quantized: QuantizedRows | None, row_norm: float | None
 ) -> tuple[Tensor, Tensor]:
-    tile = _TILE_SCORES // max(len(q), 64)
+    tile = _TILE_SCORES // max(len(q), 64) // GROUP * GROUP
     if quantized is not None and quantized.worth_trying():
         try:
             candidates = scan(Int8Scorer(q, quantized), len(rows), k, tile)

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from adasim.neighbors.arguments import Ids, check_tau, checked_ids
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.search import merge
 
@@ -59,18 +60,18 @@ class ShardedMemory(NeighborMemory):
         rows = shard(num_images, self.exchange.rank, self.exchange.world)
         super().__init__(num_images, dim, window, k, rows=rows, **options)
 
-    def observe(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    def observe(self, ids: Ids, features: Tensor) -> tuple[Tensor, Tensor]:
         """Look up this rank's part of a batch in the whole cache, then write the batch into it."""
         return self.observe_async(ids, features)()
 
     @torch.no_grad()
-    def observe_async(self, ids: Tensor, features: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+    def observe_async(self, ids: Ids, features: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         """Begin to observe: queries set out now, and the call that is returned does the rest.
 
         What runs in between (the backward pass) hides the largest of the transfers. Neither cache nor lists
         change before the second call, which may be left out: then nothing was observed.
         """
-        queries = self._prepare(ids, features)
+        ids, queries = self._prepare(ids, features)
         if self.exchange.world == 1:
             return lambda: self._finish(ids, queries)
         words = torch.cat([ids.to(queries.device, torch.int32)[:, None], queries.view(torch.int32)], 1)
@@ -102,8 +103,9 @@ class ShardedMemory(NeighborMemory):
         self._write(ids, queries, similarities, neighbours)
         return similarities, neighbours
 
-    def distribution(self, ids: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    def distribution(self, ids: Ids, tau: float) -> tuple[Tensor, Tensor]:
         """p_win of each image, from its owner; S is the widest of all ranks' batches."""
+        check_tau(tau)  # on every rank, also on those that hold none of the images
         if self.exchange.world == 1 or tau == 0:
             return super().distribution(ids, tau)
         everyone, own = self._everyones(ids)
@@ -119,16 +121,16 @@ class ShardedMemory(NeighborMemory):
         all_p[held, : p.shape[1]] = p
         return self.exchange.maximum(all_neighbours)[own].long(), self.exchange.maximum(all_p)[own]
 
-    def draw_partners(self, epoch: int, tau: float, seed: int, ids: Tensor | None = None) -> Tensor:
+    def draw_partners(self, epoch: int, tau: float, seed: int, ids: Ids | None = None) -> Tensor:
         """One partner id per image (of all N, or of `ids`), drawn by the images' owners."""
         draw = super().draw_partners
         return self._ask_owners(ids, lambda some: draw(epoch, tau, seed, some))
 
-    def nearest_other(self, ids: Tensor | None = None) -> Tensor:
+    def nearest_other(self, ids: Ids | None = None) -> Tensor:
         """The best match other than the image itself in the newest list, from the images' owners."""
         return self._ask_owners(ids, super().nearest_other)
 
-    def _ask_owners(self, ids: Tensor | None, answer: Callable[[Tensor | None], Tensor]) -> Tensor:
+    def _ask_owners(self, ids: Ids | None, answer: Callable[[Ids | None], Tensor]) -> Tensor:
         """One id per image, from `answer` on the rank that holds it; without `ids`, for all N images."""
         world = self.exchange.world
         if world == 1:
@@ -144,11 +146,12 @@ class ShardedMemory(NeighborMemory):
         answers[held] = answer(everyone[held]).int()
         return self.exchange.maximum(answers)[own].long()
 
-    def _everyones(self, ids: Tensor) -> tuple[Tensor, slice]:
+    def _everyones(self, ids: Ids) -> tuple[Tensor, slice]:
         """All ranks' ids, padded with -1, and where this rank's stand."""
+        ids = checked_ids(ids, self.num_images).cpu()
         counts = self.exchange.counts(len(ids))
         start = self.exchange.rank * max(counts)
-        everyone = self.exchange.gather(_padded(ids.cpu().int(), max(counts), -1)).cpu().long()
+        everyone = self.exchange.gather(_padded(ids.int(), max(counts), -1)).cpu().long()
         return everyone, slice(start, start + len(ids))
 
     def _held_here(self, ids: Tensor) -> Tensor:

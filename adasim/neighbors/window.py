@@ -6,8 +6,9 @@ From an image's w top-K lists, laid side by side as M = w K entries, come
     support  = the K best j (ties to the smaller id), or all of them;
     p_win(j) = softmax over the support of m_win(j) / tau.
 
-Similarities are fp16 values of at most 1, so all are multiples of 2^-24: sums are kept as integers in that
-unit, exact in any order. Grouping is a sort of the M ids; sums are differences of a running total.
+Similarities are multiples of 2^-24 of at most 1 in size (`on_grid`), which fp32 holds exactly: sums are kept as
+integers in that unit, exact in any order. Grouping is a sort of the M ids; sums are differences of a running
+total.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-UNIT = 2.0**-24  # of the integer sums: the spacing of fp16's smallest numbers
+UNIT = 2.0**-24  # of the integer sums: fp32's spacing below 1, where similarities of neighbours lie
+_SPARE = 6  # candidates beyond the K best that are compared exactly
+
+
+def on_grid(x: Tensor) -> Tensor:
+    """fp32 values rounded to multiples of 2^-24; exact for everything of at most 1 in size."""
+    return x.mul(1 / UNIT).round_().mul_(UNIT)
 
 
 class Ranker:
@@ -25,9 +32,12 @@ class Ranker:
     Fresh memory for every chunk would cost more than the arithmetic.
     """
 
-    def __init__(self, rows: int, width: int) -> None:
+    def __init__(self, rows: int, window: int, k: int) -> None:
+        width = window * k
         self.columns = torch.arange(width, dtype=torch.int32)
-        self.keys, self.units, self.running = (torch.empty(rows, width, dtype=torch.int32) for _ in range(3))
+        self.keys, self.units, self.ordered = (torch.empty(rows, width, dtype=torch.int32) for _ in range(3))
+        # A sum of w similarities of up to 2^24 units; from w = 128 on it does not fit into 32 bits.
+        self.running = torch.empty(rows, width, dtype=torch.int32 if window < 128 else torch.int64)
         self.position = torch.empty(rows, width, dtype=torch.int64)
         self.floats = torch.empty(rows, width)
         # Positions beyond 2^14 do not fit beside the mark of `_ends_of_runs` in 16 bits.
@@ -39,24 +49,24 @@ class Ranker:
 
         Args:
             ids: (C, M) int32; -1 is padding. Within one list an id stands once.
-            similarities: (C, M) fp16, at most 1 in size.
+            similarities: (C, M) fp32, on the grid and at most 1 in size.
             k: how many candidates to keep; None keeps all.
 
         Returns:
             neighbours (C, S) int64, padded with -1, and sums (C, S) int64 in units of 2^-24, padded with 0.
         """
         C, M = ids.shape
-        units, running = self.units[:C], self.running[:C]
+        units, ordered, running = self.units[:C], self.ordered[:C], self.running[:C]
         ids, position = self._sort_ids(ids)
-        units.copy_(self.floats[:C].copy_(similarities).mul_(1 / UNIT))
-        torch.gather(units, 1, position, out=running)
-        # int32 may wrap around in the running total; its differences, sums of at most w units, do not.
-        torch.cumsum(running, 1, dtype=torch.int32, out=units)
+        units.copy_(torch.mul(similarities, 1 / UNIT, out=self.floats[:C]))
+        torch.gather(units, 1, position, out=ordered)
+        # int32 may wrap around in the running total; its differences, sums of one image, do not.
+        torch.cumsum(ordered, 1, dtype=running.dtype, out=running)
         ends = self._ends_of_runs(ids)  # (C, width)
         inside = ends < M
         ends.clamp_(max=M - 1)
         candidates = ids.gather(1, ends)  # ascending
-        sums = units.gather(1, ends)
+        sums = running.gather(1, ends)
         sums[:, 1:] -= sums[:, :-1].clone()
         return _best_first(candidates.masked_fill_(~inside, -1), sums, k)
 
@@ -100,25 +110,49 @@ def _best_first(candidates: Tensor, sums: Tensor, k: int | None) -> tuple[Tensor
     """Order (C, width) candidates with ascending ids by sum, then by id; padding is -1 and goes last."""
     width = candidates.shape[1]
     keep = width if k is None else k
-    bits = (width - 1).bit_length() if width > 1 else 1
-    real = candidates >= 0
-    # One integer orders by sum, then by smaller column, which is smaller id.
-    column = (1 << bits) - 1 - torch.arange(width, dtype=torch.int32)
-    shift = max(0, bits + int(sums.abs().max()).bit_length() - 30)
-    if int(sums.bitwise_and((1 << shift) - 1).max()) == 0:  # the bits that would not fit into int32 are 0
-        keys = ((sums >> shift) << bits) | column
-        keys.masked_fill_(~real, torch.iinfo(torch.int32).min)
-        keys.numpy().sort(axis=1)
-        top = keys[:, -keep:].flip(1)
-        at = ((1 << bits) - 1 - (top & ((1 << bits) - 1))).long()
-        valid = top > torch.iinfo(torch.int32).min
-    else:
-        wide = (sums.long() << bits) | column
-        wide.masked_fill_(~real, torch.iinfo(torch.int64).min)
-        top, at = wide.topk(min(keep, width), dim=1)
-        valid = top > torch.iinfo(torch.int64).min
-    at.masked_fill_(~valid, 0)
+    at, valid = _best_columns(sums, candidates >= 0, min(keep, width))
     neighbours = candidates.gather(1, at).masked_fill_(~valid, -1).long()
     best = sums.gather(1, at).masked_fill_(~valid, 0).long()
     missing = max(0, keep - width)
     return F.pad(neighbours, (0, missing), value=-1), F.pad(best, (0, missing))
+
+
+def _best_columns(sums: Tensor, real: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """Columns of each row's `keep` largest sums, ties to the smaller column; and which of them are `real`.
+
+    A key orders by sum, then by smaller column. With all bits of the sum it needs 64, whose sort is ten times as
+    slow as that of 32. So the leading bits choose a few more columns than needed, and all bits rank those.
+    """
+    width = sums.shape[1]
+    bits = max(1, (width - 1).bit_length())
+    columns = torch.arange(width, dtype=torch.int32)
+    shift = max(0, bits + int(sums.abs().max()).bit_length() - 30)
+    coarse = _descending(_keys((sums >> shift).int(), columns, real, bits))[:, : keep + _SPARE]
+    at, valid = _columns(coarse, bits)
+    if shift:
+        at, valid = _columns(_descending(_keys(sums.gather(1, at).long(), at, valid, bits)), bits)
+        # Where the last one compared looks like the K-th, those behind it might belong to the best as well.
+        leading = coarse >> bits
+        unsure = (leading[:, -1] == leading[:, keep - 1]) & valid[:, keep - 1]
+        if coarse.shape[1] < width and unsure.any():
+            keys = _keys(sums[unsure].long(), columns, real[unsure], bits).topk(keep, dim=1).values
+            at[unsure, :keep], valid[unsure, :keep] = _columns(keys, bits)
+    return at[:, :keep], valid[:, :keep]
+
+
+def _keys(sums: Tensor, columns: Tensor, real: Tensor, bits: int) -> Tensor:
+    """Integers that order by sum, then by smaller column; what is not real goes last."""
+    keys = (sums << bits) | ((1 << bits) - 1 - columns)
+    return keys.masked_fill_(~real, torch.iinfo(keys.dtype).min)
+
+
+def _columns(keys: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The inverse of `_keys`: columns, and which are real; the others are 0."""
+    real = keys > torch.iinfo(keys.dtype).min
+    low = (1 << bits) - 1
+    return (low - (keys & low)).long().masked_fill_(~real, 0), real
+
+
+def _descending(keys: Tensor) -> Tensor:
+    keys.numpy().sort(axis=1)  # in place, with SIMD; torch's sort is many times slower
+    return keys.flip(1)

@@ -8,7 +8,8 @@
 A checkpoint is written as a temporary folder that takes its name by one rename: a kill at any moment leaves
 the ones before it whole. A second save at the same step (before and after an epoch's end) gets the name
 `step-000000123.1`: a valid checkpoint is never replaced, only superseded. Loading trusts nothing: names are
-plain, files are regular, sizes and hashes agree, headers parse; else the one before is taken.
+plain, files are regular, sizes and hashes agree, headers parse, and the run is this one; else the one before is
+taken. If no checkpoint is whole because a history file that they share is not, the newest is taken without it.
 
 This module knows tensors and JSON, nothing of models. Only the process that holds the run's lock may write, and
 the other ranks of its run, which call every verb together with it and fail together with it.
@@ -16,79 +17,51 @@ the other ranks of its run, which call every verb together with it and fail toge
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from adasim.errors import UserError
 from adasim.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
 from adasim.train.distributed import ALONE, Distributed
+from adasim.train.manifest import PLAIN, InvalidCheckpoint, OtherFormat, seal
 from adasim.train.packing import pack_optimizer as pack_optimizer
 from adasim.train.packing import unpack_optimizer as unpack_optimizer
-
-_FORMAT = 2
-_MAX_MANIFEST = 64 << 20  # a manifest holds counters, a configuration and hashes; a larger one is not ours
-_STEP = re.compile(r"step-([0-9]{9,})(?:\.([0-9]+))?")
-_PLAIN = re.compile(
-    r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-)  # no separators and no leading dot: cannot leave its folder
-_SUFFIX = ".safetensors"
+from adasim.train.verify import EPOCH, STEP, SUFFIX, Checkpoint, Verifier, order
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
     """A save did not succeed (disk full, quota, folder gone); the checkpoints before it are untouched."""
 
 
-class InvalidCheckpoint(Exception):  # noqa: N818
-    """A checkpoint is not whole; the message says what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A verified checkpoint. Tensors are read when asked for."""
-
-    path: Path
-    step: int
-    info: dict[str, Any]
-    """What `save` was given, after a trip through JSON (tuples became lists)."""
-    groups: tuple[str, ...]
-    history: tuple[str, ...]
-    """Names of the history files, in the order that `save` was given."""
-
-    def tensors(self, group: str) -> dict[str, Tensor]:
-        """One group's tensors on the CPU: pages of the file, copied only when written to."""
-        return _read(self.path / f"{group}{_SUFFIX}")
-
-    def history_tensors(self, name: str) -> dict[str, Tensor]:
-        """One epoch's tensors, by its name in `history`."""
-        if name not in self.history:
-            raise KeyError(name)
-        return _read(self.path.parent.parent / "history" / name)
-
-
 class CheckpointStore:
-    """Checkpoints and history files of the run in `folder`; `warn` hears of those that are not whole."""
+    """Checkpoints and history files of the run in `folder`; `warn` hears of those that are not whole.
+
+    `run` is the run's id: checkpoints of another are neither used nor touched. None takes those of any.
+    """
 
     def __init__(
-        self, folder: Path, keep: int, warn: Callable[[str], None] = print, ranks: Distributed = ALONE
+        self,
+        folder: Path,
+        keep: int,
+        warn: Callable[[str], None] = print,
+        ranks: Distributed = ALONE,
+        run: str | None = None,
     ) -> None:
         self.checkpoints = Path(folder) / "checkpoints"
         self.history = Path(folder) / "history"
         self.keep = keep
         self.warn = warn
         self.ranks = ranks
-        self._hashes: dict[tuple[int, ...], str] = {}  # file as it was when hashed -> SHA-256
+        self.verifier = Verifier(Path(folder), run)
 
     def save(
         self, step: int, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], history: list[str]
@@ -105,7 +78,7 @@ class CheckpointStore:
             SaveFailed: nothing was kept of this checkpoint and nothing before it was touched.
         """
         for group in tensors:
-            if not _PLAIN.fullmatch(group):
+            if not PLAIN.fullmatch(group):
                 raise ValueError(f"{group!r} cannot be the name of a group of tensors")
         json.dumps(info)  # a value that JSON cannot hold is a mistake of the caller: raise before any write
         what = f"the checkpoint of step {step}"
@@ -113,22 +86,24 @@ class CheckpointStore:
             entries = {}
             with self.saving(what):
                 for group, values in tensors.items():
-                    _write(folder / f"{group}{_SUFFIX}", values)
-                    entries[group] = self._entry(folder / f"{group}{_SUFFIX}")
+                    _write(folder / f"{group}{SUFFIX}", values)
+                    entries[group] = self.verifier.entry(folder / f"{group}{SUFFIX}")
             shares = self.ranks.gather(entries)
             with self.saving(what):
                 if self.ranks.is_main:
                     groups = {group: entry for share in shares for group, entry in share.items()}
                     for group, entry in groups.items():  # the rank that wrote it has just hashed it
-                        self._hashes[_version(folder / f"{group}{_SUFFIX}")] = entry["sha256"]
+                        self.verifier.know(folder / f"{group}{SUFFIX}", entry["sha256"])
                     manifest = {
-                        "format": _FORMAT,
                         "step": step,
+                        "run": self.verifier.run,
                         "info": info,
                         "groups": groups,
-                        "history": [{"name": name, **self._entry(self.history / name)} for name in history],
+                        "history": [
+                            {"name": name, **self.verifier.entry(self.history / name)} for name in history
+                        ],
                     }
-                    atomic_write(folder / "manifest.json", _seal(manifest))
+                    atomic_write(folder / "manifest.json", seal(manifest))
                     os.rename(folder, final)
                     sync(self.checkpoints)
         if self.ranks.is_main:
@@ -149,19 +124,33 @@ class CheckpointStore:
             with _temporary_folder(self.history / f"epoch-{epoch:06d}") as folder:
                 _write(folder / "new", tensors)
                 digest = sha256_file(folder / "new")
-                final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{_SUFFIX}"
+                final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{SUFFIX}"
                 if not final.is_file() or sha256_file(final) != digest:
                     os.replace(folder / "new", final)
             sync(self.history)
         return final.name
 
+    def damaged(self, names: Iterable[str]) -> set[str]:
+        """Those of the history files that are no longer what `write_history` wrote; the same answer on all ranks."""
+        found = {name for name in names if not self._is_intact(name)} if self.ranks.is_main else set()
+        return self.ranks.gather(found)[0]
+
+    def _is_intact(self, name: str) -> bool:
+        match = EPOCH.fullmatch(name)
+        try:
+            return match is not None and self.verifier.hash(self.history / name).startswith(match[2])
+        except OSError:
+            return False
+
     def load_latest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, saying which newer ones are not; None if there never was one.
 
-        Rank 0 looks through them and tells the others.
+        Without a whole one, the newest that lacks nothing but history files (its `lost`): an absent list is that
+        of an image that was not visited. Rank 0 looks through them and tells the others.
 
         Raises:
-            UserError: there are checkpoints and none is whole. Starting anew would hide the damage.
+            UserError: there are checkpoints and none is usable, or they are another version's. Starting anew
+                would hide the damage.
         """
         found = None
         with self.ranks.together():
@@ -170,18 +159,27 @@ class CheckpointStore:
         return self.ranks.gather(found)[0]
 
     def _newest_valid(self) -> Checkpoint | None:
-        self._hashes.clear()  # what is about to be trusted is read again
-        paths = self._newest_first()
+        self.verifier.forget()  # what is about to be trusted is read again
         problems: list[str] = []
-        for path in paths:
+        incomplete: Checkpoint | None = None
+        for path in self._newest_first():
             try:
-                checkpoint = self._verify(path)
+                checkpoint = self.verifier.verify(path)
+            except OtherFormat as other:
+                raise UserError(f"{path} {other}") from None
             except InvalidCheckpoint as problem:
                 problems.append(f"Checkpoint {path.name} is not usable: {problem}.")
+                continue
+            if checkpoint.lost:
+                incomplete = incomplete or checkpoint
+                problems.append(f"Checkpoint {path.name} is not usable: {_first(checkpoint.lost)}.")
                 continue
             for message in problems:
                 self.warn(f"{message} Going back to {path.name}.")
             return checkpoint
+        if incomplete is not None:
+            self.warn(_loss(incomplete))
+            return incomplete
         if problems:
             raise UserError(
                 f"No usable checkpoint in {self.checkpoints}. {problems[0]} Restore it from a copy, "
@@ -190,86 +188,47 @@ class CheckpointStore:
         return None
 
     def _retain(self) -> None:
-        """Keep the `keep` newest valid checkpoints and their history; with no valid one, everything."""
+        """Keep the `keep` newest valid checkpoints and their history; with no valid one, everything.
+
+        Those that lack history files go when there are enough others, those of other runs stay.
+        """
         valid: list[Checkpoint] = []
+        incomplete: list[Checkpoint] = []
         others: list[Path] = []
+        needed: set[str] = set()
         for path in self._newest_first():
-            if len(valid) < self.keep:
-                with suppress(InvalidCheckpoint):
-                    valid.append(self._verify(path))
-                    continue
-            others.append(path)
+            if (theirs := self.verifier.of_others(path)) is not None:
+                needed |= theirs
+                continue
+            try:
+                checkpoint = self.verifier.verify(path) if len(valid) < self.keep else None
+            except InvalidCheckpoint:
+                checkpoint = None
+            if checkpoint is None:
+                others.append(path)
+            else:
+                (incomplete if checkpoint.lost else valid).append(checkpoint)
         if not valid:
             return
+        if len(valid) >= self.keep:
+            others += [checkpoint.path for checkpoint in incomplete]
+            incomplete = []
         with suppress(OSError):  # a file that cannot be deleted is no reason to stop
             for path in others:
                 doomed = temporary_name(path)
                 os.rename(path, doomed)  # a deletion cut short must not look like a checkpoint
                 remove(doomed)
-            needed = {name for checkpoint in valid for name in checkpoint.history}
-            for path in self.history.glob(f"*{_SUFFIX}"):
+            needed |= {name for checkpoint in (*valid, *incomplete) for name in checkpoint.history}
+            for path in self.history.glob(f"*{SUFFIX}"):
                 if path.name not in needed:
                     path.unlink()
 
-    def _verify(self, path: Path) -> Checkpoint:
-        """Read the manifest and check every file it names, trusting nothing in it."""
-        try:
-            _require_kind(path, stat.S_ISDIR, "folder")
-            manifest = _unseal(path / "manifest.json")
-            step, groups, history = manifest["step"], manifest["groups"], manifest["history"]
-            if step != _order(path)[0]:
-                raise InvalidCheckpoint(f"its manifest speaks of step {step}")
-            if not isinstance(manifest["info"], dict):
-                raise InvalidCheckpoint("its manifest has no info")
-            for group, entry in groups.items():
-                self._check(path, f"{group}{_SUFFIX}", entry)
-            for entry in history:
-                self._check(self.history, entry["name"], entry)
-            names = tuple(entry["name"] for entry in history)
-            return Checkpoint(path, step, manifest["info"], tuple(groups), names)
-        except OSError as error:
-            raise InvalidCheckpoint(
-                f"{error.filename or path} could not be read ({error.strerror})"
-            ) from error
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InvalidCheckpoint(f"its manifest is malformed ({error!r})") from error
-
-    def _check(self, folder: Path, name: str, entry: dict[str, Any]) -> None:
-        if not _PLAIN.fullmatch(name):
-            raise InvalidCheckpoint(f"its manifest names {name!r}, which is not a plain file name")
-        path = folder / name
-        if not os.path.lexists(path):
-            raise InvalidCheckpoint(f"{name} is missing")
-        size = _require_kind(path, stat.S_ISREG, "regular file").st_size
-        if size != entry["size"]:
-            raise InvalidCheckpoint(f"{name} has {size} bytes instead of {entry['size']}")
-        if self._hash(path) != entry["sha256"]:
-            raise InvalidCheckpoint(f"the content of {name} has changed (its SHA-256 differs)")
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except SafetensorError as error:
-            raise InvalidCheckpoint(f"{name} is not a safetensors file ({error})") from error
-
-    def _entry(self, path: Path) -> dict[str, Any]:
-        return {"size": path.stat().st_size, "sha256": self._hash(path)}
-
-    def _hash(self, path: Path) -> str:
-        """SHA-256 of a file; known files that have not been touched since are not read again.
-
-        Without this every save would read the whole window of history, and retention every kept checkpoint.
-        """
-        version = _version(path)
-        if version not in self._hashes:
-            self._hashes[version] = sha256_file(path)
-        return self._hashes[version]
-
     def _newest_first(self) -> list[Path]:
         found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else iter(())
-        return sorted((p for p in found if _STEP.fullmatch(p.name)), key=_order, reverse=True)
+        return sorted((p for p in found if STEP.fullmatch(p.name)), key=order, reverse=True)
 
     def _free_name(self, step: int) -> Path:
-        revisions = [revision for s, revision in map(_order, self._newest_first()) if s == step]
+        revisions = [revision for s, revision in map(order, self._newest_first()) if s == step]
         suffix = f".{max(revisions) + 1}" if revisions else ""
         return self.checkpoints / f"step-{step:09d}{suffix}"
 
@@ -295,8 +254,8 @@ class CheckpointStore:
         """Turn whatever the file system refuses on any rank into one sentence on all."""
         with self.ranks.together(SaveFailed):
             try:
-                self.checkpoints.mkdir(parents=True, exist_ok=True)
-                self.history.mkdir(parents=True, exist_ok=True)
+                self.checkpoints.mkdir(exist_ok=True)  # but not a run folder that somebody has deleted
+                self.history.mkdir(exist_ok=True)
                 yield
             except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
                 reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
@@ -306,17 +265,21 @@ class CheckpointStore:
                 ) from error
 
 
-def _version(path: Path) -> tuple[int, ...]:
-    """Which file this is, and as of when."""
-    status = path.stat()
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def _first(lost: dict[str, str]) -> str:
+    """The first reason, and how many more there are."""
+    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    return next(iter(lost.values())) + more
 
 
-def _order(path: Path) -> tuple[int, int]:
-    """(step, revision) of a checkpoint's folder."""
-    match = _STEP.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2] or 0)
+def _loss(checkpoint: Checkpoint) -> str:
+    """What it means that history files are lost."""
+    epochs = sorted({int(match[1]) + 1 for match in map(EPOCH.fullmatch, checkpoint.lost) if match})
+    named = ", ".join(map(str, epochs))
+    return (
+        f"No checkpoint has all its neighbour lists: {_first(checkpoint.lost)}. Going on from {checkpoint.path.name} "
+        f"without the lists of epoch {named}: images whose lists are lost count as not visited then, so partners "
+        f"are drawn from the rest of the window. The result will differ from that of an undisturbed run."
+    )
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -334,47 +297,6 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     save_file(dense, path)
     path.chmod(mode)  # safetensors makes files that their owner alone can read, whatever the umask
     sync(path)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-
-
-def _seal(manifest: dict[str, Any]) -> bytes:
-    """The manifest as JSON, with the SHA-256 of its own canonical form."""
-    manifest = json.loads(json.dumps(manifest))
-    return json.dumps({**manifest, "sha256": _canonical_hash(manifest)}, indent=1).encode()
-
-
-def _unseal(path: Path) -> dict[str, Any]:
-    if not os.path.lexists(path):
-        raise InvalidCheckpoint("manifest.json is missing")
-    if _require_kind(path, stat.S_ISREG, "regular file").st_size > _MAX_MANIFEST:
-        raise InvalidCheckpoint(f"manifest.json is larger than {_MAX_MANIFEST} bytes")
-    try:
-        manifest = json.loads(path.read_bytes())
-        digest = manifest.pop("sha256")
-        intact = digest == _canonical_hash(manifest)
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        raise InvalidCheckpoint("manifest.json is not a manifest of ours") from error
-    if not intact:
-        raise InvalidCheckpoint("manifest.json has changed (its SHA-256 differs)")
-    if manifest.get("format") != _FORMAT:
-        raise InvalidCheckpoint(f"its format is {manifest.get('format')!r} and this version reads {_FORMAT}")
-    return manifest
-
-
-def _canonical_hash(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _require_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> os.stat_result:
-    """Links, pipes and devices are refused before they are opened."""
-    status = os.lstat(path)
-    if not is_kind(status.st_mode):
-        raise InvalidCheckpoint(f"{path.name} is not a {kind}")
-    return status
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adasim import terminal
 from adasim.errors import UserError
+from adasim.train.devices import claim_device, pick_device
 from adasim.train.meeting import meet
 from adasim.train.synced import synchronize
 
@@ -91,24 +92,31 @@ class Distributed:
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size(), pick_device(device))
         place = Place.find(os.environ)
-        if place.world == 1:
-            return cls(0, 1, pick_device(device))
-        where = pick_device(device, place.local_rank)
-        if where.type != "cpu":
+        where = pick_device(device, None if place.world == 1 else place.local_rank)
+        if where.type != "cpu" and where.index is not None:
             torch.accelerator.set_device_index(where.index)
+        if place.world == 1:
+            return cls(0, 1, where)
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if place.address is None and name not in os.environ:
                 raise UserError(f"WORLD_SIZE={place.world}, but {name} is not set. Start with torchrun.")
         address = place.address or "env://"
         store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
+        store = meet(store, rank, world, timeout)
+        ranks = cls(rank, world, where, started=True)
+        try:
+            claim_device(store, where)
+        except UserError as error:
+            ranks._tell(error)
+            raise
         dist.init_process_group(
             dist.get_default_backend_for_device(where),
-            store=meet(store, rank, world, timeout),
+            store=store,
             rank=rank,
             world_size=world,
             timeout=timeout,
         )
-        return cls(place.rank, place.world, where, started=True)
+        return ranks
 
     def close(self) -> None:
         if self.started and dist.is_initialized():
@@ -252,32 +260,6 @@ class _Shell(nn.Module):
 
     def forward(self, forward: Callable[[], T]) -> T:
         return forward()
-
-
-def pick_device(name: str, local_rank: int | None = None) -> torch.device:
-    """The device of that name, or for `auto` the best there is; on a node of several, this rank's own."""
-    best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device = (best or torch.device("cpu")) if name == "auto" else _device(name)
-    if local_rank is None or device.type == "cpu":
-        return device
-    count = torch.accelerator.device_count()
-    if device.index is not None or local_rank >= count:
-        raise UserError(
-            f"Process {local_rank} of this node needs a device of its own and there are {count}; device={name}. "
-            f"Start one process per device, with --device auto."
-        )
-    return torch.device(device.type, local_rank)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device={name} cannot be used here ({str(error).splitlines()[0]}). Try --device auto."
-        ) from None
-    return device
 
 
 def first_host(nodes: str) -> str:

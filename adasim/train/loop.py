@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,21 +18,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adasim import seeding
+from adasim import seeding, terminal
 from adasim.config import Config
-from adasim.data import Batch, ImageSet, PairLoader, open_images
+from adasim.data import Batch, ImageSet, PairLoader, check_same_data, describe, open_images, record
 from adasim.errors import UserError
 from adasim.methods import Seen, Step
-from adasim.models import BACKBONE_FILE, save_backbone
+from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.recipes import get_recipe
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
+from adasim.train.devices import autocast, deterministic
 from adasim.train.distributed import ALONE, Distributed
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import Reporter
 from adasim.train.run import RunFolder, check_same, decisive
 from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
+from adasim.train.start import disk_needed, follow
 from adasim.train.state import TrainState, build_policy, build_state
+from adasim.train.unreadable import UnreadableList
 
 
 class NonFiniteLossError(UserError):
@@ -40,14 +43,24 @@ class NonFiniteLossError(UserError):
 
 
 @forgetting_frames
-def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, resume: bool = False) -> Path:
+def pretrain(
+    config: Config | str,
+    out: str | Path,
+    *,
+    data: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Path:
     """Pretrain an encoder; returns the run folder, which holds `backbone.safetensors` at the end.
 
     Args:
         config: a recipe's name or a whole configuration.
         out: the run folder to make.
         data: where the images are, if `config` does not say (see `DataConfig.source`).
-        resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached.
+        resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
+            with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
+            at step 0.
+        overwrite: if `out` holds a run that no process uses, delete it first.
 
     Raises:
         Stopped: Ctrl-C or another signal asked to stop, and everything is saved. It is a SystemExit.
@@ -59,21 +72,27 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
     config = get_recipe(config) if isinstance(config, str) else config
     if data is not None:
         config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
+    config.check_values()
     out = Path(out)
-    with Distributed.start(config.device) as ranks, ExitStack() as stack:
+    if resume and overwrite:
+        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
+    with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
         resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
             ranks.check_batch(config.batch_size)
             images = open_images(config.data.source, size=config.views.size)
             config.check(len(images), images.labels is not None)
-        fingerprint = images.fingerprint()
-        ranks.require_same({"number of images": len(images), "fingerprint of the images": fingerprint})
-        facts = {"fingerprint": fingerprint, "listing": images.listing(), "device": str(ranks.device)}
+        if ranks.is_main:
+            say(describe(images))
+        ranks.require_same(
+            {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
+        )
         with ranks.together():
             if resume and ranks.is_main:
                 run = stack.enter_context(RunFolder.open(out))
-                check_same(run.description(), {"config": config.to_dict(), **facts})
+                check_same(run.description(), {"config": config.to_dict()})
+                say(check_same_data(run.facts, images, config.data.verify))
         with ranks.together():
             state = build_state(config, len(images), ranks)
             loader = PairLoader(
@@ -90,13 +109,21 @@ def pretrain(config: Config | str, out: str | Path, *, data: str | None = None, 
             stack.callback(loader.close)
         with ranks.together():
             if not resume and ranks.is_main:
-                run = stack.enter_context(RunFolder.create(out, config, facts))
+                facts = {**record(images, config.data.verify), "device": str(ranks.device)}
+                run = stack.enter_context(RunFolder.create(out, config, facts, overwrite=overwrite))
         owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
         with ranks.together():
             if not ranks.is_main:
                 run = RunFolder.join(out, owner)
-        Training(config, run, images, loader, state, ranks).run()
+        training = Training(config, run, images, loader, state, ranks)
+        stack.callback(training.list_unreadable)
+        training.run()
     return out
+
+
+def say(text: str) -> None:
+    """A word before the progress bar is there."""
+    terminal.console().print(text, soft_wrap=True)
 
 
 def restarted() -> bool:
@@ -121,18 +148,33 @@ class Training:
         ranks: Distributed = ALONE,
     ) -> None:
         self.config, self.path, self.images, self.loader, self.state = config, run.path, images, loader, state
-        self.ranks = ranks
+        self.run_folder, self.ranks = run, ranks
         self.stopping = False  # agreed on by all ranks, as everything is that decides what comes next
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = config.epochs * loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
         self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks)
         self.unreadable = 0  # images that all ranks know to be so
-        self.notes = run.version_changes()
-        self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks)
+        self.unreadable_list = UnreadableList(run.path, images)
+        self.notes = [*run.notes, *run.version_changes()]
+        if state.precision != config.precision and ranks.device.type != "cpu":
+            self.notes.append(
+                f"{ranks.device} cannot scale losses, without which {config.precision} loses small gradients: this "
+                f"run uses {state.precision}."
+            )
+        self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks, run.id)
         checkpoint = self.store.load_latest()
-        if checkpoint is not None:
-            state.load(checkpoint)
+        with ranks.together():
+            if checkpoint is not None:
+                state.load(checkpoint)
+            elif run.has_saved:
+                raise UserError(
+                    f"The checkpoints of {run.path} are gone, and it had saved some. Restore them from a copy, "
+                    f"or begin again with --overwrite or another --out."
+                )
+            if ranks.is_main:
+                self.notes += follow(run, config, checkpoint, loader.steps_per_epoch)
+                self.store.verifier.run = run.id
         self.run_forward = ranks.wrap(state.method)
         self.saved_step = None if checkpoint is None else state.step
         self.saved_at = time.monotonic()
@@ -144,10 +186,13 @@ class Training:
             Stopped: a signal or a closed standard output asked to stop; everything is saved. On all ranks.
         """
         config, state = self.config, self.state
+        if state.epoch >= config.epochs and self.saved_step == state.step:
+            self.notes.append(f"{self.path} is complete: nothing is left of its {config.epochs} epochs.")
+        elif state.epoch < config.epochs:
+            self.notes.append(disk_needed(state, config.save.keep, self.path, self.ranks))
         for note in self.notes:
             self.report.say(note)
         if state.epoch >= config.epochs and self.saved_step == state.step:
-            self.report.say(f"{self.path} is complete: nothing is left of its {config.epochs} epochs.")
             return
         with self.report, StopRequests(self.report.say if self.ranks.is_main else None) as stop:
             while state.epoch < config.epochs and not self.ranks.all_any(self.stopping or stop.requested):
@@ -203,7 +248,10 @@ class Training:
                     self.save()
         self.report.epoch(epoch, step, self.policy, self.loader.quarantined)
         state.end_epoch()
-        self.save()
+        every = self.config.save.every_epochs
+        last = state.epoch == self.config.epochs
+        if save_due or self.stopping or last or (every and state.epoch % every == 0):
+            self.save()
 
     def steps(self, epoch: int) -> Iterator[tuple[Batch, Step, float]]:
         """Forward passes of the epoch's remaining batches, and the seconds each had to wait for its data."""
@@ -220,7 +268,7 @@ class Training:
             waited = time.perf_counter() - start
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
             views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
-            with autocast(self.config.precision, batch.ids.device):
+            with autocast(state.precision, batch.ids.device):
                 if after_the_fact:
                     late = partial(self.late_partners, batch, views, epoch)
                     batch, step, waited_more = self.run_forward(late)
@@ -237,8 +285,7 @@ class Training:
         method, memory = self.state.method, self.state.memory
         assert memory is not None
         first = method.see(views[0])
-        with torch.autocast(views[0].device.type, enabled=False):  # the search is exact
-            memory.observe(batch.ids, first.feature)
+        memory.observe(batch.ids, first.feature)
         partners = self.policy.partners(epoch, batch.ids.cpu())
         pending = self.loader.fetch(epoch, batch.ids, partners)
         others = [Seen(view) for view in views[1:]]  # local crops
@@ -290,6 +337,12 @@ class Training:
                 self.loader.quarantine(found)
         self.unreadable = len(self.loader.quarantined)
 
+    def list_unreadable(self) -> None:
+        """However the run ends, too many unreadable images included, their list is there."""
+        if self.ranks.is_main:
+            with suppress(OSError):
+                self.unreadable_list.update(self.loader.quarantined)
+
     def refuse(self, loss: float, batch: Batch) -> None:
         names = [self.images.where(i) for i in batch.ids[:5].tolist()]
         raise NonFiniteLossError(
@@ -302,20 +355,25 @@ class Training:
         """Export and checkpoint. A full disk does not stop training: the next occasion tries again.
 
         The checkpoint comes last: once it is there, so is everything else up to its step.
+
+        Raises:
+            UserError: the folder is no longer this run's; on all ranks.
         """
         self.saved_at = time.monotonic()
+        with self.ranks.together():
+            if self.ranks.is_main:
+                self.run_folder.check_ours()
         try:
             with self.store.saving("metrics and encoder"):
                 self.report.sync()
                 if self.ranks.is_main:
-                    save_backbone(self.path / BACKBONE_FILE, self.state.method.exported)
+                    self.unreadable_list.update(self.loader.quarantined)
+                    encoder, transform = self.state.method.exported, EvalTransform.for_run(self.config)
+                    save_backbone(self.path / BACKBONE_FILE, encoder, transform)
             self.state.save(self.store)
             self.saved_step = self.state.step
+            if self.ranks.is_main and not self.run_folder.has_saved:
+                with suppress(OSError):  # then after the next one
+                    self.run_folder.identify(saved=True)
         except SaveFailed as problem:
             self.report.say(f"Step {self.state.step} is not saved yet: {problem}")
-
-
-def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Mixed precision where it was asked for and the device has it; a CPU runs fp32."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    return torch.autocast(device.type, dtype, enabled=precision != "fp32" and device.type != "cpu")

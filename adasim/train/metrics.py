@@ -41,8 +41,8 @@ class MetricsLog:
         self.pace = Pace()
         if resume_step is not None and path.exists():
             lines = list(_lines_up_to(path, resume_step))
-            if sum(map(len, lines)) != path.stat().st_size:  # nothing to drop needs no room on the disk
-                atomic_write(path, b"".join(lines))
+            # Always anew: a process that lost the run to this one still holds the old file.
+            atomic_write(path, b"".join(lines))
             self.pace = Pace.after(json.loads(line) for line in lines)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._size = os.fstat(self._file).st_size
@@ -50,13 +50,16 @@ class MetricsLog:
         purge = (
             None if resume_step is None else resume_step + 1
         )  # TensorBoard hides what was logged from there on
-        self._board: SummaryWriter | None = SummaryWriter(str(Path(folder) / "tensorboard"), purge_step=purge)
+        self._boards = Path(folder) / "tensorboard"
+        self._board: SummaryWriter | None = SummaryWriter(str(self._boards), purge_step=purge)
+        self._place = _inode(self._boards)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Log `values` at `step`. NaN and infinities become null in JSON, which has no such numbers."""
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
         self._pending += json.dumps(line, allow_nan=False).encode() + b"\n"
         self._flush()
+        self._check_place()
         try:
             for name, value in values.items():
                 if self._board is not None and not isinstance(value, str):
@@ -71,6 +74,11 @@ class MetricsLog:
                 self._size += written
                 self._pending = self._pending[written:]
 
+    def _check_place(self) -> None:
+        """TensorBoard opens its file by name each time: never one in a folder that was made anew in this place."""
+        if _inode(self._boards) != self._place:
+            self._board = None
+
     def sync(self) -> None:
         """Wait until all lines are on the disk: no checkpoint is ahead of its metrics after a power cut."""
         self._flush()
@@ -79,6 +87,7 @@ class MetricsLog:
     def close(self) -> None:
         self._flush()
         os.close(self._file)
+        self._check_place()
         if self._board is not None:
             with suppress(OSError):
                 self._board.close()
@@ -149,6 +158,14 @@ class _Span:
         """Images per second, and the share of the time that was spent waiting for data."""
         took = max(now - self.began, 1e-9)
         return self.images / took, min(1.0, self.waited / took)
+
+
+def _inode(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _lines_up_to(path: Path, step: int) -> Iterable[bytes]:

@@ -25,7 +25,7 @@ ROWS = 2048
 
 def rankme(features: Tensor) -> float:
     """exp of the entropy of the normalised singular values of features (B, D): between 1 and min(B, D)."""
-    values = torch.linalg.svdvals(features.detach().double().cpu())
+    values = torch.linalg.svdvals(features.detach().cpu().double())
     total = values.sum()
     if not total > 0:  # all features are zero: no direction at all counts as one
         return 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +15,15 @@ from adasim.config import Config
 from adasim.data import ImageSet
 from adasim.errors import UserError
 from adasim.eval.online import online_knn
-from adasim.eval.transforms import EvalTransform
 from adasim.methods import Step
+from adasim.models.transforms import EvalTransform
 from adasim.neighbors import PairPolicy
 from adasim.train.distributed import Distributed
 from adasim.train.metrics import MetricsLog, Pace
 from adasim.train.monitor import CollapseWatch
 from adasim.train.progress import Progress
 from adasim.train.state import TrainState
+from adasim.train.unreadable import UNREADABLE_FILE
 
 
 class Reporter:
@@ -44,7 +44,6 @@ class Reporter:
         self.config, self.path, self.images, self.state, self.ranks = config, path, images, state, ranks
         self.steps_per_epoch = steps_per_epoch
         self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
-        self.recent: deque[Tensor] = deque(maxlen=max(1, 2048 * ranks.world // config.batch_size))
         self.told_unreadable = 0
         console = terminal.console() if ranks.is_main else terminal.console(quiet=True, force_terminal=False)
         self.bar = Progress(config.epochs * steps_per_epoch, config.epochs, console=console)
@@ -87,7 +86,7 @@ class Reporter:
         state, batch_size = self.state, self.config.batch_size
         seen = state.step_in_epoch * batch_size
         bootstrap = None if self.config.pairs == "standard" else state.partners_changed / seen
-        self.recent.append(step.feature)
+        state.recent.append(step.feature)
         self.pace.count(batch_size, waited)
         self.bar.update(
             step=state.step, epoch=epoch, loss=loss, images=batch_size, waited_s=waited, bootstrap=bootstrap
@@ -105,14 +104,15 @@ class Reporter:
         if self.metrics is None:
             return
         entropy = step.diagnostics.get("teacher_entropy")
-        features = torch.cat(list(self.recent))
+        features = torch.cat(list(state.recent))
         for sentence in self.watch.update(features, None if entropy is None else float(entropy)):
             self.say(sentence)
         if len(unreadable) > self.told_unreadable:
             self.told_unreadable = len(unreadable)
             self.say(
                 f"{len(unreadable)} of {len(self.images)} images cannot be read and are replaced by others, "
-                f"the last found being {[*unreadable.values()][-1]}."
+                f"the last found being {[*unreadable.values()][-1]}. All are listed in "
+                f"{self.path / UNREADABLE_FILE}."
             )
         values: dict[str, float] = {
             "epoch": epoch,

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adasim.config import Config
 from adasim.errors import UserError
@@ -21,8 +23,12 @@ from adasim.methods import Method, build_method
 from adasim.models import Backbone
 from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, ShardedMemory, Standard
 from adasim.train.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
+from adasim.train.devices import build_scaler, working_precision
 from adasim.train.distributed import ALONE, Distributed
 from adasim.train.optim import build_optimizer
+from adasim.train.run import changed_settings, decisive
+
+_WATCHED = 2048  # images whose features the collapse watch looks at
 
 
 @dataclass
@@ -34,6 +40,12 @@ class TrainState:
     scaler: torch.amp.GradScaler
     memory: ShardedMemory | None
     """None for the policies that need no neighbours, unless they are to be watched."""
+    settings: dict[str, Any]
+    """What shapes the run (see `decisive`); every checkpoint says with which it was reached."""
+    recent: deque[Tensor]
+    """Features of this process's last images, a batch each (B, D), for the collapse watch."""
+    precision: str = "fp32"
+    """Of the forward pass: what was asked for where the device has it, else fp32."""
     step: int = 0
     """Optimiser steps done."""
     epoch: int = 0
@@ -50,14 +62,22 @@ class TrainState:
     def save(self, store: CheckpointStore) -> None:
         """Write a checkpoint: rank 0 what all share, each rank its rows of the memory.
 
-        A finished epoch's lists are written once, then only named.
+        A finished epoch's lists are written once, then only named, unless their file was damaged meanwhile.
         """
         if self.memory is not None:
             window = range(max(0, self.epoch - self.memory.window), self.epoch)
+            damaged = store.damaged(name for parts in self.history.values() for _, name in parts)
+            for epoch, parts in list(self.history.items()):
+                if epoch not in window or any(name in damaged for _, name in parts):
+                    del self.history[epoch]
             self.history = {e: self.history.get(e) or self._write_history(store, e) for e in window}
         moments, settings = pack_optimizer(self.optimizer)
-        tensors = {"method": self.method.state_dict(), "optimizer": moments} if store.ranks.is_main else {}
+        tensors: dict[str, dict[str, Tensor]] = {}
+        if store.ranks.is_main:
+            watched = {f"{i:04d}": features for i, features in enumerate(self.recent)}
+            tensors = {"method": self.method.state_dict(), "optimizer": moments, "recent": watched}
         info = {
+            "settings": self.settings,
             "step": self.step,
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
@@ -80,22 +100,50 @@ class TrainState:
         return store.ranks.gather((self.memory.rows.start, name))
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take over a checkpoint of a run with the same configuration, saved by any number of ranks."""
+        """Take over a checkpoint of a run with the same settings, saved by any number of ranks.
+
+        Raises:
+            UserError: it was reached with other settings.
+        """
         info = checkpoint.info
+        if changed := changed_settings(info["settings"], self.settings):
+            raise UserError(
+                f"Cannot go on from {checkpoint.path} with other settings: {changed}. Has config.json been edited? "
+                f"Put the old values back, or start a new run with another --out."
+            )
         self.method.load_state_dict(checkpoint.tensors("method"))
         unpack_optimizer(self.optimizer, checkpoint.tensors("optimizer"), info["optimizer"])
-        self.scaler.load_state_dict(info["scaler"])
+        if info["scaler"]:  # empty where nothing was scaled, as on a CPU: then it starts with torch's default
+            self.scaler.load_state_dict(info["scaler"])
         self.step, self.epoch, self.step_in_epoch = info["step"], info["epoch"], info["step_in_epoch"]
         self.loss_sum, self.partners_changed = info["loss_sum"], info["partners_changed"]
         self.history = {
             int(epoch): [(first, name) for first, name in parts] for epoch, parts in info["history"]
         }
+        device = next(self.method.parameters()).device
+        self.recent.extend(
+            features.to(device) for _, features in sorted(checkpoint.tensors("recent").items())
+        )
         if self.memory is not None:
             for epoch, parts in self.history.items():
                 for first, name in overlapping(parts, self.memory.rows):
-                    self.memory.load_epoch_lists(epoch, checkpoint.history_tensors(name), first)
+                    if name not in checkpoint.lost:  # else as if these images had not been visited
+                        self.memory.load_epoch_lists(epoch, checkpoint.history_tensors(name), first)
             parts = overlapping(info["memory"], self.memory.rows)
             self.memory.load_parts((first, checkpoint.tensors(group)) for first, group in parts)
+
+    def bytes_on_disk(self, ranks: Distributed, keep: int) -> tuple[int, int]:
+        """Of one checkpoint, and of the history files that `keep` of them need: the tensors of all ranks."""
+        shared = weight_bytes(self.method, moments=2 if isinstance(self.optimizer, torch.optim.AdamW) else 1)
+        shared += 4 * _WATCHED * self.method.feature_dim
+        if self.memory is None:
+            return shared, 0
+        state = {name: tensor.nbytes for name, tensor in self.memory.state_dict().items()}
+        history = sum(size for name, size in state.items() if name.startswith("history"))
+        history_and_rest = ranks.all_mean(history, sum(state.values()) - history)
+        history, rest = (round(size * ranks.world) for size in history_and_rest)
+        epochs = self.memory.window + keep - 1  # the windows of checkpoints that are an epoch apart
+        return shared + rest, history * epochs // self.memory.window
 
     def count(self, loss: float, partners_changed: int) -> None:
         """One more step done."""
@@ -124,6 +172,12 @@ class TrainState:
                 total.update(f"{group}.{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
                 total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return total.hexdigest()
+
+
+def weight_bytes(method: nn.Module, moments: int) -> int:
+    """Of the networks and of an optimiser that keeps so many numbers beside each learned one."""
+    learned = sum(p.nbytes for p in method.parameters() if p.requires_grad)
+    return sum(tensor.nbytes for tensor in method.state_dict().values()) + moments * learned
 
 
 def overlapping(parts: Sequence[tuple[int, str]], rows: range) -> list[tuple[int, str]]:
@@ -157,8 +211,13 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
             dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
             device=device,
         )
-    scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16" and device.type == "cuda")
-    return TrainState(method, build_optimizer(method, config), scaler, memory)
+    precision = working_precision(config.precision, device)
+    scaler = build_scaler(precision, device)
+    recent: deque[Tensor] = deque(maxlen=max(1, _WATCHED * ranks.world // config.batch_size))
+    settings = decisive(config.to_dict())
+    return TrainState(
+        method, build_optimizer(method, config), scaler, memory, settings, recent, precision=precision
+    )
 
 
 def compile_encoders(method: Method) -> None:

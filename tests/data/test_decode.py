@@ -1,15 +1,19 @@
+import os
 import pickle
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image, ImageOps
 
+import adasim.data.decode
 from adasim.data import Unreadable
-from adasim.data.folder import decode
+from adasim.data.decode import MAX_PIXELS, decode, to_tensor
 
 from .pictures import save_image, smooth
 
@@ -91,3 +95,89 @@ def test_a_plain_file_keeps_its_pixels(tmp_path: Path) -> None:
     pixels = smooth(1, 20, 30)[0]
     save_image(pixels, tmp_path / "x.png")
     assert torch.equal(decode(str(tmp_path / "x.png")), pixels)
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_greys_are_scaled_by_the_depth_that_they_use(tmp_path: Path, bits: int, suffix: str) -> None:
+    ramp = np.linspace(0, 2**bits - 1, 256).round().astype(np.uint16)[None].repeat(4, 0)
+    Image.fromarray(ramp).save(tmp_path / f"x.{suffix}")
+    assert torch.equal(
+        decode(str(tmp_path / f"x.{suffix}")), torch.arange(256, dtype=torch.uint8).expand(3, 4, 256)
+    )
+
+
+def test_black_and_signed_deep_greys_are_black_at_zero_and_below(tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((4, 5), np.uint16)).save(tmp_path / "black.png")
+    assert torch.equal(decode(str(tmp_path / "black.png")), torch.zeros(3, 4, 5, dtype=torch.uint8))
+    Image.fromarray(np.array([[-7, 0, 2**20 - 1]], np.int32)).save(tmp_path / "x.tif")
+    assert decode(str(tmp_path / "x.tif"))[0, 0].tolist() == [0, 0, 255]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_undone_as_pillow_does(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(smooth(1, 20, 30)[0].permute(1, 2, 0).numpy())
+    image.save(tmp_path / "x.png", exif=exif)
+    with Image.open(tmp_path / "x.png") as saved:
+        expected = np.array(ImageOps.exif_transpose(saved))
+    assert torch.equal(decode(str(tmp_path / "x.png")), torch.from_numpy(expected).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"])
+def test_strips_give_the_pixels_of_the_whole(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Image.fromarray(smooth(1, 37, 23)[0].permute(1, 2, 0).numpy())
+    image = image.convert("L").convert(mode) if mode in ("LA", "I;16", "I", "F") else image.convert(mode)
+    at_once = to_tensor(image)
+    monkeypatch.setattr(adasim.data.decode, "_STRIP", 23 * 5)
+    assert torch.equal(to_tensor(image), at_once)
+
+
+def test_a_pipe_is_unreadable_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jpg")
+    with pytest.raises(Unreadable, match="not a regular file"):
+        decode(str(tmp_path / "x.jpg"))
+
+
+def test_postscript_in_a_jpgs_clothes_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program `gs` first on the path would tell if it were started."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # it remembers where it found one
+    (tmp_path / "x.jpg").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    )
+    with pytest.raises(Unreadable, match="no image of a known format"):
+        decode(str(tmp_path / "x.jpg"))
+    assert not (tmp_path / "started").exists()
+
+
+def test_the_largest_images_stay_under_a_gigabyte(tmp_path: Path) -> None:
+    """The kernel's figure for a process of its own: what decoding adds, with 22 of the 89 megapixels allowed."""
+    side = 4700
+    deep = np.zeros((side, side), np.uint16)
+    deep[-1, -1] = 65535
+    Image.fromarray(deep).save(tmp_path / "deep.png", compress_level=1)
+    Image.new("LA", (side, side)).save(tmp_path / "alpha.png", compress_level=1)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (side, side)).save(tmp_path / "sideways.png", compress_level=1, exif=exif)
+    save_image(smooth(1, 8, 8)[0], tmp_path / "small.png")
+    code = (
+        "import resource, sys\n"
+        "from adasim.data.decode import decode\n"
+        "for path in sys.argv[1:]:\n"
+        "    decode(path)\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    paths = [str(tmp_path / f"{name}.png") for name in ("small", "deep", "alpha", "sideways")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    before, *after = (1024 * int(line) for line in done.stdout.split())
+    assert (max(after) - before) * MAX_PIXELS / side**2 < 1.1e9, (before, after)

@@ -176,8 +176,10 @@ def test_a_killed_loader_process_is_reported_not_waited_for(folder: Folder) -> N
     batches = iter(loader.epoch(0, torch.arange(40)))
     next(batches)
     workers = loader._engine._loader._iterator._workers  # type: ignore[union-attr]
-    os.kill(workers[0].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"A loader process ended unexpectedly .* resume the run"):
+    # torch's handler of SIGCHLD raises its own words wherever this process happens to be, perhaps outside the loader.
+    ended = r"A loader process ended unexpectedly .* resume the run|DataLoader worker .* is killed by signal"
+    with pytest.raises(RuntimeError, match=ended):  # noqa: PT012  (it may come during either)
+        os.kill(workers[0].pid, signal.SIGKILL)
         list(batches)
     loader.close()
 

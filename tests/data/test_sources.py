@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from adasim.data import open_images
+from adasim.data import check_same_data, describe, open_images, record
 from adasim.errors import UserError
 
 from .pictures import save_image, smooth
@@ -121,6 +121,18 @@ def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path)
     assert data.classes == ["x", "y"]
     assert len(open_images(f"hf:{tmp_path / 'hf'}", split="test")) == 1
     assert data.fingerprint() == open_images(f"hf:{tmp_path / 'hf'}").fingerprint()
+    assert data.cache_key() == open_images(f"hf:{tmp_path / 'hf'}").cache_key()
+    assert describe(data) == (
+        f"4 images in 2 classes (x, y) from hf:{tmp_path / 'hf'} (its split train; 1 in validation are not used)."
+    )
+    saved = record(data)
+    assert "contents of 4 of 4 images agree" in check_same_data(saved, data)
+    table = next((tmp_path / "hf/train").glob("*.arrow"))  # the library's own fingerprint is not in it
+    content = table.read_bytes()
+    place = content.index(b"IDAT") + 12
+    table.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(UserError, match="1 of 4 images that were looked into hold something else"):
+        check_same_data(saved, open_images(f"hf:{tmp_path / 'hf'}"))
 
 
 def test_embedded_takes_a_count_and_a_size() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from adasim import seeding
 from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
-from adasim.models import BACKBONE_FILE, build_backbone, save_backbone
+from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
 from adasim.train.run import RunFolder
 
 
@@ -35,7 +35,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         RunFolder.create(tmp_path / name, config, {"fingerprint": "", "listing": []}).close()
         with seeding.seeded(seed):
             backbone = build_backbone(config.model, size, student=False)
-        save_backbone(tmp_path / name / BACKBONE_FILE, backbone)
+        save_backbone(tmp_path / name / BACKBONE_FILE, backbone, EvalTransform.for_run(config))
         return tmp_path / name
 
     return make

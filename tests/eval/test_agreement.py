@@ -15,8 +15,8 @@ from adasim.data import embedded
 from adasim.eval import linear_probe
 from adasim.eval.features import extract
 from adasim.eval.linear import SWEEP
-from adasim.eval.transforms import EvalTransform
 from adasim.models import build_backbone
+from adasim.models.transforms import EvalTransform
 
 Features = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 from PIL import Image
 
@@ -20,11 +24,11 @@ from adasim.eval.dense import PatchFeatures, warp
 from adasim.eval.features import extract
 from adasim.eval.sets import hold_out, open_split
 from adasim.eval.subjects import open_subject
-from adasim.eval.transforms import EvalTransform
 from adasim.models import load_backbone, save_backbone
+from adasim.models.transforms import EvalTransform
 
 MakeRun = Callable[..., Path]
-TRANSFORM = EvalTransform.of_size(16, (0.5,), (0.25,))
+TRANSFORM = EvalTransform.of_size(16, (0.5,) * 3, (0.25,) * 3)
 
 
 def results(run: Path) -> list[dict[str, Any]]:
@@ -84,7 +88,7 @@ def test_linear_takes_the_protocol_of_the_run_and_reports_best_and_last(
     [line] = results(run)
     assert line["setting"] == f"{method}, quick"
     assert line["metrics"]["top1_best"] >= line["metrics"]["top1_last"] > 0
-    assert len(line["metrics"]["top1_last_by_rate"]) == 2
+    assert len(line["metrics"]["top1_last_by_rate"]) == len(line["metrics"]["rates"]) >= 2
     assert line["settings"]["epochs"] == 4
 
 
@@ -93,6 +97,40 @@ def test_linear_can_train_on_augmented_images(make_run: MakeRun) -> None:
     main(["eval", "linear", str(run), "--augmented", "--epochs", "2", "--batch-size", "32", "--rates", "1"])
     [line] = results(run)
     assert line["setting"] == "simsiam, augmented"
+
+
+@pytest.mark.parametrize("mode", ["--quick", "--augmented"])
+def test_a_sweep_at_its_edge_goes_on_and_says_so(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    run, data = make_run(), folders(tmp_path / "photos", dict.fromkeys("abcdef", 40))
+    options = ["--data", str(data), "--rates", "0.1", "1", "--epochs", "10", "--protocol", "dino", mode]
+    main(["eval", "linear", str(run), *options, "--workers", "0", "--batch-size", "64"])
+    shown = " ".join(capsys.readouterr().out.split())
+    [line] = results(run)
+    assert "The best rate, 1, is at the edge of the sweep, which goes on with 10, 100, 1000" in shown
+    assert line["metrics"]["rates"][:3] == [0.1, 1, 10]
+    assert len(line["metrics"]["top1_best_by_rate"]) == len(line["metrics"]["rates"])
+    assert line["metrics"]["top1_best"] < line["metrics"]["top5_best"] <= 100
+    assert f"(top-5 {line['metrics']['top5_best']:.2f})" in shown
+
+
+def test_fewshot_scores_the_named_data_sets_per_class(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    uneven = folders(tmp_path / "uneven", {**dict.fromkeys("abcd", 20), "rare": 7})
+    even = folders(tmp_path / "even", dict.fromkeys("abcde", 20))
+    arguments = ["fewshot", str(run), "--data", str(uneven), str(even), "--episodes", "20"]
+    main(["eval", *arguments, "--per-class", "uneven"])
+    assert [(line["data"]["name"], line["settings"]["per_class"]) for line in results(run)] == [
+        ("uneven (per class)", True),
+        ("even", False),
+    ]
+    main(["eval", *arguments, "--per-class"])
+    assert [line["settings"]["per_class"] for line in results(run)[2:]] == [True, True]
+    capsys.readouterr()
+    assert "--per-class odd is none of the data sets" in refusal([*arguments, "--per-class", "odd"], capsys)
 
 
 def test_fewshot_pools_the_splits_and_prints_the_average_over_data_sets(
@@ -154,6 +192,57 @@ def test_segmentation_reads_folders_and_finds_what_is_plain_to_see(make_run: Mak
     assert line["value"] == pytest.approx(line["metrics"]["miou_present_best"] / 2)
 
 
+def camvid(root: Path) -> Path:
+    """CamVid's layout: train/ and trainannot/, val/ and valannot/, test/ and testannot/; void is 11."""
+    for name, count in (("train", 12), ("val", 3), ("test", 6)):
+        masked(root / "made" / name, count, value=2)
+        (root / "made" / name / "images").rename(root / name)
+        (root / "made" / name / "masks").rename(root / f"{name}annot")
+        for path in (root / f"{name}annot").iterdir():
+            mask = np.array(Image.open(path))
+            mask[:4] = 11
+            Image.fromarray(mask).save(path)
+    return root
+
+
+def test_segmentation_reads_camvid_ignores_its_void_and_prints_each_class(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal: the bar is shown
+    arguments = ["--data", str(camvid(tmp_path / "camvid")), "--epochs", "4", "--batch-size", "4"]
+    main(["eval", "segmentation", str(run), *arguments, "--size", "64", "--ignore", "11"])
+    [line] = results(run)
+    assert (line["data"]["train_images"], line["data"]["test_images"]) == (12, 6)
+    assert line["settings"]["classes"] == 3
+    assert line["metrics"]["miou_present_best"] > 80
+    captured = capsys.readouterr()
+    assert "camvid: 4 epochs" in captured.err
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", captured.out)
+    for i, value in enumerate(line["metrics"]["iou_best"]):
+        assert re.search(rf"^\s*{i}\s+{value:.2f}\s", shown, re.MULTILINE), shown
+
+    main(
+        [
+            "eval",
+            "segmentation",
+            str(run),
+            *arguments,
+            "--size",
+            "64",
+            "--ignore",
+            "11",
+            "0",
+            "--classes",
+            "3",
+        ]
+    )
+    second = results(run)[1]
+    assert second["settings"]["ignore"] == [11, 0]
+    assert second["setting"] != line["setting"]  # no column of a table holds both
+    assert second["value"] == pytest.approx(second["metrics"]["iou_best"][2] / 2)  # of classes 1 and 2
+
+
 def test_segmentation_reads_pascal_voc_and_augments(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     masked(tmp_path / "VOC", 12, value=20)
@@ -199,6 +288,52 @@ def test_a_backbone_file_in_a_run_is_measured_as_the_run(make_run: MakeRun) -> N
     subject = open_subject(str(run / "backbone.safetensors"))
     assert subject.run == run
     assert subject.transform == TRANSFORM
+
+
+def test_a_copy_of_the_file_gives_the_figures_of_its_run(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(size=24)
+    copy = tmp_path / "elsewhere" / "copy.safetensors"
+    copy.parent.mkdir()
+    copy.write_bytes((run / "backbone.safetensors").read_bytes())
+    data = folders(tmp_path / "photos", dict.fromkeys("abc", 20), size=30)  # resized and cropped on the way
+    for name in ("knn", "linear", "fewshot"):
+        options = [
+            "--data",
+            str(data),
+            "--no-cache",
+            *{"linear": ["--epochs", "2", "--protocol", "simsiam"]}.get(name, []),
+        ]
+        options += ["--ways", "3"] if name == "fewshot" else []
+        main(["eval", name, str(run), *options])
+        main(["eval", name, str(copy), *options, "--results", str(tmp_path / "copy.jsonl")])
+    of_copy = [json.loads(line) for line in (tmp_path / "copy.jsonl").read_text().splitlines()]
+    assert [line["metrics"] for line in of_copy] == [line["metrics"] for line in results(run)]
+    assert (
+        open_subject(str(copy)).transform
+        == open_subject(str(run)).transform
+        == EvalTransform.of_size(24, (0.5,) * 3, (0.25,) * 3)
+    )
+
+
+def without_transform(file: Path) -> None:
+    """Rewrite a backbone file as versions did that kept no normalisation."""
+    with safetensors.safe_open(file, framework="pt") as opened:
+        header = {
+            name: note for name, note in opened.metadata().items() if name not in ("pretrained_cfg", "load")
+        }
+    file.write_bytes(safetensors.torch.save(safetensors.torch.load_file(file), header))
+
+
+def test_an_earlier_file_takes_its_runs_normalisation_and_without_the_run_says_what_it_assumes(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    without_transform(run / "backbone.safetensors")
+    assert open_subject(str(run)).transform == EvalTransform.of_size(16, (0.5,), (0.25,))
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes((run / "backbone.safetensors").read_bytes())
+    main(["eval", "knn", str(copy), "--data", "embedded:64", "--no-cache"])
+    assert "encoder.transform is ImageNet's" in capsys.readouterr().out
 
 
 def test_the_table_compares_two_runs(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,6 +468,7 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
         ("segmentation {}/run --data {}/colour", "masks/0.png has RGB pixels"),
         ("segmentation {}/run --data {}/lonely", "no mask for 4.jpg"),
         ("segmentation {}/run --data {}/maskless.npz", "has no masks"),
+        ("segmentation {}/run --data {}/known --ignore 0 3", "is ignored (255, 0, 3): nothing to learn"),
         ("segmentation {}/run --data {}/shifted.npz", "is 8 x 16 and its image 16 x 16"),
         ("segmentation {}/run --data {}/train", "needs the folders images and masks"),
         ("knn resnet_tinny --data embedded:64", "resnet_tinny is no run folder and no file"),
@@ -392,3 +528,21 @@ def test_unreadable_images_are_named(
     assert len(FolderImages(data)) == 140
     (data / "a" / "003.png").write_bytes(b"")
     assert "2 of the 140 images" in refusal(["knn", str(run), "--data", str(data)], capsys)
+
+
+def test_what_was_found_and_left_out_is_said_and_a_pipe_is_not_waited_for(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    data = folders(tmp_path / "photos/train", {"a": 30, "b": 30})
+    folders(tmp_path / "photos/test", {"a": 6, "b": 6})
+    (data / "a" / "x.heic").write_bytes(b"?")
+    os.mkfifo(data / "a" / "x.png")
+    main(["eval", "knn", str(run), "--data", str(tmp_path / "photos")])
+    said = capsys.readouterr().out
+    assert f"60 images in 2 classes (a, b) from {data} (its split train). Left out: 1 .heic" in said
+    assert "1 pipe, socket or device" in said
+    assert f"12 images in 2 classes (a, b) from {tmp_path / 'photos/test'} (its split test)." in said
+    assert "not used" not in said
+    main(["eval", "fewshot", str(run), "--data", str(tmp_path / "photos"), "--ways", "2", "--episodes", "5"])
+    assert "60 images in 2 classes" in capsys.readouterr().out

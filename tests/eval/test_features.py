@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +17,15 @@ import timm
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms import InterpolationMode, v2
 
 from adasim.config import ModelConfig
 from adasim.data import ArrayImages, FolderImages, embedded
 from adasim.errors import UserError
 from adasim.eval.features import FeatureCache, default_folder, describe, extract
 from adasim.eval.online import online_knn
-from adasim.eval.transforms import EvalTransform
 from adasim.models import Backbone, build_backbone
+from adasim.models.transforms import EvalTransform
 from adasim.recipes import get_recipe
 
 SMALL = EvalTransform.of_size(16, (0.5,), (0.25,))
@@ -64,12 +68,61 @@ def folder(tmp_path: Path) -> Path:
 def test_the_published_view_is_pil_resize_256_and_centre_crop_224() -> None:
     pixels = photograph(300, 410)
     transform = EvalTransform.for_run(get_recipe("dino-vit-s16"))
-    image = Image.fromarray(pixels).resize((round(410 * 256 / 300), 256), Image.Resampling.BICUBIC)
+    image = Image.fromarray(pixels).resize((int(410 * 256 / 300), 256), Image.Resampling.BICUBIC)
     left, top = round((image.width - 224) / 2), 16
     wanted = torch.from_numpy(np.array(image.crop((left, top, left + 224, top + 224)))).permute(2, 0, 1)
     view = transform(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
     assert view.shape == (3, 224, 224)
     assert (levels(view, transform) - wanted).abs().max() <= 2  # PIL rounds between its two passes
+
+
+def test_sides_are_those_of_torchvisions_resize_for_every_size() -> None:
+    transform = EvalTransform(size=1, resize=256)
+    generator = np.random.default_rng(0)
+    sizes = [
+        (200, 333),
+        (333, 500),
+        (375, 500),
+        (256, 256),
+        (100, 37),
+        *generator.integers(8, 700, (400, 2)).tolist(),
+    ]
+    for height, width in sizes:
+        wanted = v2.Resize(256)(torch.empty(1, height, width, dtype=torch.uint8)).shape[-2:]
+        assert transform.resized(height, width) == list(wanted), (height, width)
+
+
+def test_the_view_is_torchvisions_pixel_for_pixel() -> None:
+    transform = EvalTransform.of_size(96)
+    theirs = v2.Compose([v2.Resize(110, InterpolationMode.BICUBIC, antialias=True), v2.CenterCrop(96)])
+    for height, width in [(333, 500), (120, 111), (400, 401), (97, 210)]:
+        pixels = torch.from_numpy(photograph(height, width)).permute(2, 0, 1)
+        assert torch.equal(transform.crop(pixels), theirs(pixels)), (height, width)
+
+
+def test_a_transform_survives_timms_names_at_every_size_and_timm_makes_the_same_view() -> None:
+    for size in range(8, 640):
+        transform = EvalTransform.of_size(size, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+        assert EvalTransform.from_timm(json.loads(json.dumps(transform.to_timm()))) == transform
+    photo = Image.fromarray(photograph(150, 201))
+    for size in (32, 96, 100):
+        transform = EvalTransform.of_size(size, (0.5,), (0.25,))
+        theirs = timm.data.create_transform(**timm.data.resolve_data_config(transform.to_timm()))(photo)
+        difference = (levels(transform(photo), transform) - levels(theirs, transform)).abs()
+        assert difference.max() <= 2  # PIL rounds between its two passes
+
+
+def test_a_pil_image_a_tensor_and_a_batch_get_the_same_view() -> None:
+    pixels = photograph(40, 50)
+    transform = EvalTransform.of_size(16)
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    view = transform(Image.fromarray(pixels))
+    assert view.shape == (3, 16, 16)
+    assert torch.equal(view, transform(tensor))
+    assert torch.equal(view, transform(tensor[None])[0])
+    sideways = Image.fromarray(pixels)
+    sideways.getexif()[0x0112] = 3  # upside down, as a camera notes it
+    assert torch.equal(transform(sideways), transform(tensor.flip(1, 2)))
 
 
 def test_the_few_shot_view_squashes_to_257_whatever_the_aspect() -> None:
@@ -100,6 +153,26 @@ def test_a_timm_model_is_shown_what_its_own_configuration_asks_for() -> None:
 
 
 # Extraction
+
+
+FEW_DESCRIPTORS = """
+import resource, sys, torch
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+from adasim.config import ModelConfig
+from adasim.data import FolderImages
+from adasim.eval import EvalTransform, extract
+from adasim.models import build_backbone
+backbone = build_backbone(ModelConfig(name="resnet_tiny"), 16, student=False)
+images = FolderImages(sys.argv[1])
+print(len(extract(backbone, images, EvalTransform.of_size(16), batch_size=40, workers=2)))
+"""
+
+
+def test_a_low_limit_of_open_files_is_enough_for_workers(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_DESCRIPTORS, str(folder)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "120\n", done.stderr
 
 
 def test_features_in_memory_are_those_of_each_image_alone(resnet: Backbone) -> None:
@@ -198,6 +271,32 @@ def test_an_unreadable_image_is_left_out_with_its_label(
         assert torch.equal(found.labels, whole.labels[kept])
         assert torch.allclose(found.values, everything[kept], atol=1e-5)
         assert list(found.unreadable) == [broken]
+
+
+def test_files_of_the_same_size_written_anew_or_renamed_are_not_answered_from_the_cache(
+    resnet: Backbone, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "photos" / "a" / f"{i:03}.bmp" for i in range(80)]
+    paths[0].parent.mkdir(parents=True)
+    for i, path in enumerate(paths):
+        Image.fromarray(photograph(16, 20) // (1 + i % 4)).save(path)
+        os.utime(path, ns=(10**18, 10**18))
+    cache = FeatureCache(tmp_path / "cache")
+
+    def look() -> Tensor:
+        return cache.features(resnet, FolderImages(tmp_path / "photos"), SMALL, progress=False).values
+
+    before = look()
+    paths[5].rename(tmp_path / "aside")
+    paths[6].rename(paths[5])
+    (tmp_path / "aside").rename(paths[6])
+    order = list(range(80))
+    order[5], order[6] = 6, 5
+    assert torch.equal(look(), before[order])
+    for path in paths:
+        head = path.read_bytes()[:54]
+        path.write_bytes(head + bytes(path.stat().st_size - len(head)))
+    assert (look().std(dim=0) < 1e-5).all()  # all black
 
 
 def test_more_than_one_unreadable_image_in_a_hundred_is_refused(resnet: Backbone, folder: Path) -> None:

@@ -157,11 +157,59 @@ def test_an_omitted_setting_is_the_published_one():
 
 
 def test_best_and_last_epochs_are_reported_per_rate():
-    result = LinearResult("dino", (0.1, 1.0), ((50.0, 20.0), (70.0, 65.0), (60.0, 68.0)))
-    assert result.best_epochs() == ((70.0, 0.1, 2), (68.0, 1.0, 3))
-    assert result.last_epochs() == ((60.0, 0.1, 3), (68.0, 1.0, 3))
-    assert result.best == (70.0, 0.1, 2)
-    assert result.last == (68.0, 1.0, 3)
+    top1 = ((50.0, 20.0), (70.0, 65.0), (60.0, 68.0))
+    top5 = ((80.0, 50.0), (91.0, 95.0), (94.0, 96.0))
+    result = LinearResult("dino", (0.1, 1.0), top1, top5)
+    assert result.best_epochs() == ((70.0, 0.1, 2, 91.0), (68.0, 1.0, 3, 96.0))
+    assert result.last_epochs() == ((60.0, 0.1, 3, 94.0), (68.0, 1.0, 3, 96.0))
+    assert result.best == (70.0, 0.1, 2, 91.0)
+    assert result.last == (68.0, 1.0, 3, 96.0)
+
+
+def test_top_5_counts_the_five_likeliest_classes():
+    train, train_labels = clusters(400, 12, 4, seed=0, noise=1.5)
+    test, test_labels = clusters(300, 12, 4, seed=1, noise=1.5)
+    start = StackedHeads(1, 4, 12, seed=0, larc=False, device=CPU)
+    batches = [(train[ids], train_labels[ids]) for ids in torch.arange(400).split(50)]
+    head = one_head(start, lambda _: batches, 3, 0.1 * 50 / 256, larc=False)
+    result = linear_probe_stream(
+        lambda _: batches, test, test_labels, num_classes=12, rates=[0.1, 1e38], epochs=3, batch_size=50
+    )
+    listed = head(test).topk(5, dim=1).indices
+    expected = 100 * float((listed == test_labels[:, None]).any(dim=1).double().mean())
+    assert expected > result.top1[-1][0] + 10
+    assert result.top5[-1][0] == pytest.approx(expected, abs=0.34)  # one image may sit on the edge
+    assert result.top5[-1][1] == 0  # a rate that diverged
+    few = linear_probe(train, train_labels % 3, test, test_labels % 3, rates=[0.1], epochs=1, batch_size=50)
+    assert few.top5[-1][0] == 100
+
+
+@pytest.mark.parametrize(
+    ("rates", "top1", "further"),
+    [
+        ((0.1, 0.3, 1.0, 3.0), (50, 60, 70, 80), (10, 30, 100)),
+        ((1e-4, 3e-4, 1e-3), (70, 60, 50), (3e-5, 1e-5, 3e-6)),
+        ((0.3, 3.0, 1.0), (60, 80, 70), (10, 30, 100)),  # in any order
+        ((0.1, 0.2), (10, 20), (0.4, 0.8, 1.6)),
+        ((0.1, 0.3, 1.0), (50, 60, 50), ()),
+        ((0.1, 0.3, 1.0), (60, 60, 60), ()),
+        ((0.1, 0.3, 1.0), (50, 60, 60), ()),  # a plateau: nothing more is to be had
+        ((0.1,), (50,), ()),
+    ],
+)
+def test_a_sweep_goes_on_beyond_the_edge_where_its_best_rate_is(rates, top1, further):
+    result = LinearResult("dino", rates, (top1,), (top1,))
+    assert result.further_rates() == further
+
+
+def test_a_sweep_that_goes_on_stops_where_it_gets_no_better():
+    first = LinearResult("dino", (1.0, 3.0), ((1, 2), (3, 4)), ((10, 20), (30, 40)))
+    more = LinearResult("dino", (10.0, 30.0, 100.0), ((5, 6, 9), (7, 7, 9)), ((50, 60, 90), (70, 80, 90)))
+    assert first.going_on(more) == LinearResult(
+        "dino", (1.0, 3.0, 10.0, 30.0), ((1, 2, 5, 6), (3, 4, 7, 7)), ((10, 20, 50, 60), (30, 40, 70, 80))
+    )
+    less = LinearResult("dino", (0.3, 0.1, 0.03), ((0, 9, 9), (0, 9, 9)), ((0, 9, 9), (0, 9, 9)))
+    assert first.going_on(less).rates == (0.3, 1.0, 3.0)
 
 
 def test_a_stream_is_asked_for_each_epoch_once():

@@ -12,6 +12,7 @@ import pytest
 
 from adasim.errors import UserError
 from adasim.eval.results import Result, append_result, compare, read_results
+from adasim.eval.sets import data_name
 from adasim.eval.tables import to_latex, to_markdown
 
 
@@ -80,6 +81,31 @@ def test_a_table_shows_the_newest_values_and_their_difference_to_the_first_run(t
     assert (name, other) == ("dino", "adasim")
     assert first == [(68.4, None), (71.9, None)]
     assert [(v, round(d, 6)) for v, d in second] == [(70.1, 1.7), (73.3, 1.4)]  # type: ignore[misc]
+
+
+def test_runs_of_a_sweep_keep_their_whole_names(tmp_path: Path) -> None:
+    runs = [run_with(tmp_path / name, result()) for name in ("t0", "t0.2", "t1.0", "a/t0.2")]
+    runs.append(runs[1] / "results.jsonl")  # the same run under another path
+    append_result(tmp_path / "loose.v2.jsonl", result(), "cpu")
+    runs.append(tmp_path / "loose.v2.jsonl")
+    here = tmp_path.name
+    expected = ["t0", f"{here}/t0.2", "t1.0", "a/t0.2", f"{here}/t0.2", "loose.v2"]
+    assert [name for name, _ in compare(runs).rows] == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("/data/photos/", "photos"),
+        ("/data/photos-0.2", "photos-0.2"),
+        ("photos.v1.npz", "photos.v1"),
+        ("hf:user/cifar10", "cifar10"),
+        ("embedded:320", "embedded:320"),
+        ("/", "/"),
+    ],
+)
+def test_data_sets_keep_their_whole_names(source: str, name: str) -> None:
+    assert data_name(source) == name
 
 
 def test_values_on_other_images_or_in_other_settings_are_not_compared(tmp_path: Path) -> None:

@@ -42,6 +42,15 @@ def test_miou_equals_counts_by_class_for_any_chunk(monkeypatch, dtype, ignore, p
     assert result.miou_present == pytest.approx(sum(expected[:5]) / 5)
 
 
+def test_left_out_ids_are_no_part_of_the_mean():
+    confusion = segmentation.Confusion(4, left_out=(0, 9))
+    confusion.add(torch.tensor([1, 1, 2, 2]), torch.tensor([1, 2, 2, 255]))
+    # Class 1: tp 1, fp 1: 1/2. Class 2: tp 1, fn 1: 1/2. Class 3: nowhere. Class 0: left out.
+    result = confusion.result()
+    assert result.miou == pytest.approx((50 + 50) / 3)
+    assert result.miou_present == pytest.approx(50)
+
+
 def test_counts_are_global_and_not_a_mean_over_images():
     targets = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1]])
     predictions = torch.tensor([[0, 0, 0, 0], [1, 1, 1, 1]])

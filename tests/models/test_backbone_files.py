@@ -2,17 +2,18 @@
 
 import json
 import pickle
+import time
+from typing import Any
 
 import pytest
 import safetensors
 import safetensors.torch
 import timm
 import torch
-from torch import nn
 
 from adasim.config import ModelConfig
 from adasim.errors import UserError
-from adasim.models import BACKBONE_FILE, build_backbone, load_backbone, save_backbone
+from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, load_backbone, save_backbone
 
 
 def build(name="resnet_tiny", size=32, channels=1, **kwargs):
@@ -28,7 +29,7 @@ def build(name="resnet_tiny", size=32, channels=1, **kwargs):
         ("convnext_atto", {}),
     ],
 )
-def test_round_trip_through_a_run_folder_and_into_plain_timm(tmp_path, name, kwargs):
+def test_round_trip_through_a_run_folder_and_into_plain_timm(tmp_path, monkeypatch, name, kwargs):
     backbone = build(name, **kwargs)
     x = torch.randn(4, 1, 32, 32)
     if name != "convnext_atto":
@@ -41,16 +42,88 @@ def test_round_trip_through_a_run_folder_and_into_plain_timm(tmp_path, name, kwa
     assert loaded.spec == backbone.spec
     assert torch.equal(loaded(x), expected)
 
-    path = tmp_path / BACKBONE_FILE
+    found: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    exec(notes(tmp_path / BACKBONE_FILE)["load"], found)
+    assert torch.equal(found["net"].eval()(x), expected)
+
+
+def notes(path):
     with safetensors.safe_open(path, framework="pt") as file:
-        spec = json.loads(file.metadata()["adasim"])
-    net = timm.create_model(spec["timm"], **spec["kwargs"])  # the lines of the module's docstring
-    if spec["stem"] != "timm":
-        net.maxpool = nn.Identity()
-    if spec["stem"] == "3x3":
-        net.conv1 = nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)
-    net.load_state_dict(safetensors.torch.load_file(path))
-    assert torch.equal(net.eval()(x), expected)
+        return file.metadata()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("vit_mini", {"patch_size": 4}),
+        ("resnet18", {}),
+        ("resnet_tiny", {}),
+        ("resnet18", {"small_stem": True}),
+    ],
+)
+def test_timm_builds_the_same_net_from_name_and_kwargs_or_refuses_them(tmp_path, name, kwargs):
+    backbone = build(name, **kwargs)
+    save_backbone(tmp_path / BACKBONE_FILE, backbone)
+    spec = json.loads(notes(tmp_path / BACKBONE_FILE)["adasim"])
+    if "stem" in spec["kwargs"]:
+        with pytest.raises(TypeError, match="'stem'"):
+            timm.create_model(spec["timm"], **spec["kwargs"])
+        return
+    net = timm.create_model(spec["timm"], **spec["kwargs"])
+    net.load_state_dict(safetensors.torch.load_file(tmp_path / BACKBONE_FILE))
+    x = torch.randn(4, 1, 32, 32)
+    assert torch.equal(net.eval()(x), backbone.eval()(x))
+
+
+def test_the_transform_travels_with_the_file_under_timms_names(tmp_path):
+    transform = EvalTransform.of_size(96, (0.5,), (0.25,)).bilinear()
+    save_backbone(tmp_path / "a.safetensors", build(), transform)
+    cfg = json.loads(notes(tmp_path / "a.safetensors")["pretrained_cfg"])
+    assert cfg["input_size"] == [3, 96, 96]
+    assert (cfg["mean"], cfg["std"], cfg["interpolation"]) == ([0.5] * 3, [0.25] * 3, "bilinear")
+    assert int(96 / cfg["crop_pct"]) == 110
+    loaded = load_backbone(tmp_path / "a.safetensors")
+    image = torch.randint(0, 256, (3, 120, 150), dtype=torch.uint8)
+    assert torch.equal(loaded.transform(image), transform(image))
+    save_backbone(tmp_path / "b.safetensors", loaded)
+    assert load_backbone(tmp_path / "b.safetensors").transform == loaded.transform
+
+
+def test_a_file_of_an_earlier_version_loads_with_a_warning(tmp_path):
+    backbone = build()
+    spec = backbone.spec | {"kwargs": dict(backbone.spec["kwargs"]), "stem": backbone.spec["kwargs"]["stem"]}
+    del spec["kwargs"]["stem"]
+    path = tmp_path / "old.safetensors"
+    path.write_bytes(safetensors.torch.save(backbone.net.state_dict(), {"adasim": json.dumps(spec)}))
+    with pytest.warns(UserWarning, match=r"encoder\.transform is ImageNet's"):
+        loaded = load_backbone(path)
+    assert loaded.transform == EvalTransform.of_size(32)
+    x = torch.randn(2, 1, 32, 32)
+    assert torch.equal(loaded(x), backbone.eval()(x))
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "[",
+        "3",
+        "{}",
+        '{"mean": 3}',
+        "[" * 100_000,
+        '{"input_size":[3,32,32],"mean":[1,1,1],"std":[1,1,0],"interpolation":"bicubic","crop_pct":1}',
+        '{"input_size":[3,32,32],"mean":[1,1,"1"],"std":[1,1,1],"interpolation":"bicubic","crop_pct":1}',
+    ],
+)
+def test_a_damaged_normalisation_is_refused(tmp_path, note):
+    backbone = build()
+    path = tmp_path / "b.safetensors"
+    header = {"adasim": json.dumps(backbone.spec), "pretrained_cfg": note}
+    path.write_bytes(safetensors.torch.save(backbone.net.state_dict(), header))
+    with pytest.raises(
+        UserError, match=r"b\.safetensors has (a damaged description|an impossible normalisation)"
+    ):
+        load_backbone(path)
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -111,10 +184,63 @@ def test_a_description_may_not_fetch_or_unpickle(tmp_path):
         load_backbone(tampered(tmp_path, kwargs=kwargs))
     with pytest.raises(UserError, match="hf-hub"):
         load_backbone(tampered(tmp_path, timm="hf-hub:someone/model"))
-    with pytest.raises(UserError, match="stem 'other'"):
+    with pytest.raises(UserError, match="stem='other' is unknown"):
         load_backbone(tampered(tmp_path, stem="other"))
     with pytest.raises(UserError, match="damaged"):
         load_backbone(tampered(tmp_path, surprise=1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"timm": 3},
+        {"timm": None},
+        {"name": ["x"]},
+        {"kwargs": 3},
+        {"image_size": "32"},
+        {"kwargs": {"num_heads": 0}},
+        {"kwargs": {"num_heads": 7}},
+        {"kwargs": {"embed_dim": 0}},
+        {"kwargs": {"embed_dim": -96}},
+        {"kwargs": {"patch_size": 0}},
+        {"kwargs": {"img_size": 0}},
+        {"kwargs": {"img_size": 10**18}},
+        {"kwargs": {"depth": "4"}},
+        {"kwargs": {"depth": -1}},
+        {"kwargs": {"in_chans": 2.5}},
+        {"kwargs": {"layers": [1]}},
+        {"kwargs": {"dynamic_img_size": 1}},
+    ],
+)
+def test_an_impossible_description_is_one_sentence(tmp_path, changes):
+    backbone = build("vit_mini", patch_size=4)
+    if isinstance(changes.get("kwargs"), dict):
+        changes = {"kwargs": backbone.spec["kwargs"] | changes["kwargs"]}
+    path = tmp_path / "b.safetensors"
+    spec = backbone.spec | changes
+    path.write_bytes(safetensors.torch.save(backbone.net.state_dict(), {"adasim": json.dumps(spec)}))
+    with pytest.raises(UserError, match=r"b\.safetensors .* Export it again"):
+        load_backbone(path)
+
+
+@pytest.mark.parametrize("header", ["[" * 100_000, '{"a":' * 100_000, "", "null"])
+def test_a_description_that_is_no_json_of_ours_is_refused(tmp_path, header):
+    path = tmp_path / "b.safetensors"
+    path.write_bytes(safetensors.torch.save({"w": torch.zeros(2)}, {"adasim": header}))
+    with pytest.raises(UserError, match="damaged description of its model"):
+        load_backbone(path)
+
+
+@pytest.mark.parametrize("kwargs", [{"depth": 100_000}, {"embed_dim": 3_000_000}, {"img_size": 4_000_000}])
+def test_a_description_larger_than_its_file_is_refused_before_memory_is_taken(tmp_path, kwargs):
+    backbone = build("vit_mini", patch_size=4)
+    path = tmp_path / "b.safetensors"
+    spec = backbone.spec | {"kwargs": backbone.spec["kwargs"] | kwargs}
+    path.write_bytes(safetensors.torch.save(backbone.net.state_dict(), {"adasim": json.dumps(spec)}))
+    start = time.process_time()
+    with pytest.raises(UserError, match="does not fit its own description"):
+        load_backbone(path)
+    assert time.process_time() - start < 5  # 3,000,000 wide would be 36 million million weights a layer
 
 
 def test_a_safetensors_file_of_someone_else_says_so(tmp_path):

@@ -2,14 +2,17 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import adasim
 from adasim.neighbors import NeighborMemory
-from adasim.neighbors.window import Ranker
+from adasim.neighbors.arguments import Ids
+from adasim.neighbors.window import Ranker, on_grid
 from adasim.seeding import uniform
 
 
@@ -37,12 +40,11 @@ class BruteForce:
                 for row in self.cache
             ]
             best = sorted(range(self.n), key=lambda j: (-scores[j], j))[: self.k]
-            half = {j: float(torch.tensor(min(1.0, max(-1.0, scores[j]))).half()) for j in best}
-            lists.append(half)
+            lists.append({j: round(min(1.0, max(-1.0, scores[j])) * 2**24) / 2**24 for j in best})
             rows.append(z)
-        for i, half, z in zip(ids, lists, rows, strict=True):
-            if half is not None:
-                self.current[i], self.cache[i] = half, z
+        for i, found, z in zip(ids, lists, rows, strict=True):
+            if found is not None:
+                self.current[i], self.cache[i] = found, z
         self.observing = True
 
     def end_epoch(self) -> None:
@@ -226,10 +228,10 @@ def test_a_long_list_of_ids_is_ranked_in_chunks() -> None:
 def test_ids_too_large_for_packed_sorting_give_the_same_ranking() -> None:
     torch.manual_seed(7)
     lists = torch.randint(-1, 6, (40, 12), dtype=torch.int32)
-    similarities = torch.rand(40, 12).half()
-    small = Ranker(40, 12).ranked_sums(lists, similarities, 4)
+    similarities = on_grid(torch.rand(40, 12))
+    small = Ranker(40, 3, 4).ranked_sums(lists, similarities, 4)
     far = torch.where(lists >= 0, lists + 2**30, -1)
-    large = Ranker(40, 12).ranked_sums(far, similarities, 4)
+    large = Ranker(40, 3, 4).ranked_sums(far, similarities, 4)
     assert torch.equal(torch.where(large[0] >= 0, large[0] - 2**30, -1), small[0])
     assert torch.equal(large[1], small[1])
 
@@ -345,6 +347,164 @@ def test_an_int8_copy_changes_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
         fast.end_epoch()
     assert plain._quantized is None
     assert fast._quantized is not None
+
+
+def test_the_gate_tells_crowded_features_apart() -> None:
+    """Images 0 and 1 lie 0.02 rad apart: 0.9998 and 1 are the same number in 16 bits."""
+    angle = torch.tensor([0.0, 0.02, 1.0, 2.0])
+    features = torch.stack([angle.cos(), angle.sin()], 1)
+    memory = NeighborMemory(4, 2, window=1, k=2)
+    for _ in range(2):
+        memory.observe(torch.arange(4), features)
+        memory.end_epoch()
+    neighbours, p = memory.distribution(torch.tensor([1]), 0.2)
+    assert neighbours.tolist() == [[1, 0]]
+    assert p[0, 0] > p[0, 1]
+
+
+@given(
+    window=st.one_of(st.integers(1, 8), st.integers(120, 136), st.integers(900, 1000)),
+    k=st.integers(1, 4),
+    high=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=30, deadline=None)
+def test_windows_of_any_length_are_summed_exactly(window: int, k: int, high: bool, seed: int) -> None:
+    """Similarities near 1 add up to the length of the window: 128 of them pass 2^31 units of 2^-24."""
+    generator = torch.Generator().manual_seed(seed)
+    n = 7
+    lists = torch.stack([torch.randperm(n, generator=generator)[:k] for _ in range(3 * window)])
+    lists[: window // 2, 0] = n  # image 7 leads half of the first window
+    similarities = torch.rand(3 * window, k, generator=generator)
+    similarities = on_grid(1 - similarities * 1e-4 if high else 2 * similarities - 1)
+    similarities[lists == n] = 1.0
+    ids = lists.view(3, window * k).int()
+    neighbours, sums = Ranker(3, window, k).ranked_sums(ids, similarities.view(3, window * k), None)
+    for row in range(3):
+        expected: dict[int, int] = {}
+        for j, x in zip(ids[row].tolist(), similarities.view(3, -1)[row].tolist(), strict=True):
+            expected[j] = expected.get(j, 0) + round(x * 2**24)
+        ranked = sorted(expected.items(), key=lambda item: (-item[1], item[0]))
+        found = list(zip(neighbours[row].tolist(), sums[row].tolist(), strict=True))
+        assert found[: len(ranked)] == ranked
+
+
+@given(seed=st.integers(0, 2**20), width=st.integers(2, 60), spread=st.sampled_from([0, 3, 2**20]))
+@settings(max_examples=60, deadline=None)
+def test_the_best_are_ranked_by_all_bits_of_their_sums(seed: int, width: int, spread: int) -> None:
+    """Many sums that differ in their last bits only, so that their leading bits cannot choose among them."""
+    generator = torch.Generator().manual_seed(seed)
+    units = 2**24 - torch.randint(spread + 1, (4, width), generator=generator)
+    ids = torch.stack([torch.randperm(width, generator=generator) for _ in range(4)]).int()
+    similarities = units.float() * 2.0**-24
+    neighbours, sums = Ranker(4, width, 1).ranked_sums(ids, similarities, 3)
+    for row in range(4):
+        entries = zip(ids[row].tolist(), units[row].tolist(), strict=True)
+        expected = sorted(entries, key=lambda item: (-item[1], item[0]))[:3]
+        found = list(zip(neighbours[row].tolist(), sums[row].tolist(), strict=True))
+        assert found[: len(expected)] == expected
+
+
+def test_16_bit_lists_of_an_older_version_are_refused() -> None:
+    memory = NeighborMemory(3, 2, window=1, k=1)
+    state = dict(memory.state_dict(), history_similarities=memory.history_similarities.half())
+    with pytest.raises(ValueError, match=r"history_similarities is torch\.float16, as adasim 0\.1"):
+        memory.load_state_dict(state)
+    lists = memory.epoch_lists(0)
+    with pytest.raises(ValueError, match=r"epoch 4 are torch\.float16"):
+        memory.load_epoch_lists(4, dict(lists, similarities=lists["similarities"].half()))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [2, 0],
+        (2, 0),
+        np.array([2, 0]),
+        np.array([2, 0], dtype=np.uint16),
+        torch.tensor([2, 0], dtype=torch.uint8),
+        torch.tensor([2, 0], dtype=torch.int16),
+    ],
+    ids=lambda ids: f"{type(ids).__name__} {getattr(ids, 'dtype', '')}",
+)
+def test_ids_of_any_integer_kind_are_taken(ids: Ids) -> None:
+    features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    memory, same = (NeighborMemory(3, 2, window=1, k=2) for _ in range(2))
+    for _ in range(2):
+        memory.observe(ids, features[[2, 0]])
+        same.observe(torch.tensor([2, 0]), features[[2, 0]])
+        memory.end_epoch()
+        same.end_epoch()
+    for name, tensor in same.state_dict().items():
+        assert torch.equal(tensor, memory.state_dict()[name]), name
+    expected = same.distribution(torch.tensor([2, 0]), 0.2)
+    assert all(torch.equal(a, b) for a, b in zip(memory.distribution(ids, 0.2), expected, strict=True))
+    assert torch.equal(memory.draw_partners(2, 0.2, 0, ids), same.draw_partners(2, 0.2, 0)[[2, 0]])
+    assert torch.equal(memory.nearest_other(ids), same.nearest_other()[[2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([0.0, 1.0], "whole numbers, got float32"),
+        (torch.tensor([True, False]), "whole numbers, got bool"),
+        (torch.tensor([[0, 1]]), r"one row of whole numbers, got int64 of shape \(1, 2\)"),
+        (torch.tensor(1), r"shape \(\)"),
+        ([0, 3], "between 0 and 2, got 3"),
+        ([-1, 0], "between 0 and 2, got -1"),
+    ],
+)
+def test_ids_that_are_not_ids_are_refused_by_every_verb(ids: Ids, words: str) -> None:
+    memory = NeighborMemory(3, 2, window=1, k=2)
+    before = {name: tensor.clone() for name, tensor in memory.state_dict().items()}
+    for verb in (
+        lambda: memory.observe(ids, torch.ones(2, 2)),
+        lambda: memory.distribution(ids, 0.2),
+        lambda: memory.draw_partners(0, 0.2, 0, ids),
+        lambda: memory.nearest_other(ids),
+    ):
+        with pytest.raises(ValueError, match=words):
+            verb()
+    assert all(torch.equal(before[name], tensor) for name, tensor in memory.state_dict().items())
+
+
+def test_an_epoch_ends_once_and_not_before_something_was_observed() -> None:
+    memory = NeighborMemory(3, 2, window=2, k=2)
+    with pytest.raises(RuntimeError, match=r"end_epoch\(\) without observe\(\)"):
+        memory.end_epoch()
+    memory.observe([0, 1, 2], torch.randn(3, 2))
+    memory.end_epoch()
+    lists = memory.history_ids.clone()
+    with pytest.raises(RuntimeError, match="since epoch 1 began"):
+        memory.end_epoch()
+    assert memory.epochs == 1
+    assert torch.equal(memory.history_ids, lists)
+
+
+def test_draws_with_another_epoch_or_temperature_are_refused() -> None:
+    memory = NeighborMemory(3, 2, window=1, k=2)
+    memory.observe([0, 1, 2], torch.randn(3, 2))
+    memory.end_epoch()
+    with pytest.raises(ValueError, match="epoch=5, but this memory has finished 1 epochs"):
+        memory.draw_partners(5, 0.2, 0)
+    for tau in (-1.0, math.nan):
+        with pytest.raises(ValueError, match=f"tau={tau} must be 0"):
+            memory.draw_partners(1, tau, 0)
+        with pytest.raises(ValueError, match=f"tau={tau} must be 0"):
+            memory.distribution([0], tau)
+
+
+def test_a_memory_describes_itself_and_moves() -> None:
+    memory = NeighborMemory(1000, 8, window=5, k=3)
+    assert "num_images=1000, dim=8, window=5, k=3" in repr(memory)
+    assert "0 epochs finished, float32 cache on cpu" in repr(memory)
+    assert memory.to("meta") is memory
+    assert memory.cache.device.type == "meta"
+    assert memory.history_ids.device.type == "cpu"
+
+
+def test_the_package_lists_its_lazy_names() -> None:
+    assert {"NeighborMemory", "PairSampler", "pretrain", "load_backbone", "__version__"} <= set(dir(adasim))
 
 
 def test_bad_arguments_are_named() -> None:

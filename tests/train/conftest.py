@@ -53,7 +53,7 @@ def _config(**changes: Any) -> Config:
         simsiam=SimSiamConfig(proj_dim=32, pred_dim=16),
         neighbors=NeighborsConfig(window=1, k=3, tau=0.2),
         optim=OptimConfig(lr=0.02, min_lr=1e-4, warmup_epochs=1),
-        save=SaveConfig(log_every=1, keep=2),
+        save=SaveConfig(log_every=1, keep=2, every_epochs=1),
     )
     for name, value in changes.items():
         *parents, field = name.split("__")

@@ -15,6 +15,7 @@ restarted it. The product has no such hooks: they are put around its functions h
     env          environment variables, such as torchrun's
     record       a file for what the run did, see `Recorder`
     digests      true: record the state's digest, too, after every step and where a loss is refused
+    accelerator  {"kind": "pretend", ...}: on a pretend device, see accelerator.py
     features     true: the memory is shown features that depend on (epoch, id) alone, not on the encoder
 
     python driver.py RUN.json            one run, in this process: what torchrun starts
@@ -203,6 +204,12 @@ def start(run: dict[str, Any]) -> int | None:
 
 
 def train(run: dict[str, Any]) -> None:
+    if "accelerator" in run:
+        sys.path.append(str(Path(__file__).parent.parent))
+        from accelerator import Accelerator
+
+        with Accelerator(**run.pop("accelerator")):
+            return train(run)
     torch.set_num_threads(run["threads"])
     os.environ.update(run.get("env", {}))
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

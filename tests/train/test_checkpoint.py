@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from adasim.errors import UserError
-from adasim.files import TEMPORARY, remove_leftovers
+from adasim.files import TEMPORARY, remove_leftovers, sha256_file
 from adasim.train import checkpoint as module
+from adasim.train import verify
 from adasim.train.checkpoint import CheckpointStore, SaveFailed
+from adasim.train.manifest import InvalidCheckpoint, seal, unseal
 from adasim.train.packing import pack, pack_optimizer, unpack, unpack_optimizer
 
 
@@ -237,8 +239,8 @@ def test_an_untouched_history_is_not_read_again_at_every_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    real = module.sha256_file
-    monkeypatch.setattr(module, "sha256_file", lambda path: (read.append(path.name), real(path))[1])
+    real = sha256_file
+    monkeypatch.setattr(verify, "sha256_file", lambda path: (read.append(path.name), real(path))[1])
     store = CheckpointStore(tmp_path, 1)
     name = store.write_history(0, {"x": torch.arange(5)})
     for step in range(1, 5):
@@ -268,7 +270,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["sha256"]
     change(manifest)
-    (folder / "manifest.json").write_bytes(module._seal(manifest))
+    (folder / "manifest.json").write_bytes(seal(manifest))
 
 
 def forge(content: bytes) -> Callable[[Path], None]:
@@ -277,7 +279,7 @@ def forge(content: bytes) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         path = folder / "student.safetensors"
         path.write_bytes(content)
-        entry = {"size": len(content), "sha256": module.sha256_file(path)}
+        entry = {"size": len(content), "sha256": sha256_file(path)}
         rewrite(folder, lambda m: m["groups"].update(student=entry))
 
     return damage
@@ -298,7 +300,7 @@ def escape(name: str) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         outside = folder.parent.parent / "outside.safetensors"
         outside.write_bytes((folder / "student.safetensors").read_bytes())
-        entry = {"size": outside.stat().st_size, "sha256": module.sha256_file(outside)}
+        entry = {"size": outside.stat().st_size, "sha256": sha256_file(outside)}
         group = name.format(outside=outside).removesuffix(".safetensors")
         rewrite(folder, lambda m: m["groups"].update({group: entry}))
 
@@ -308,7 +310,7 @@ def escape(name: str) -> Callable[[Path], None]:
 def escaping_history(folder: Path) -> None:
     outside = folder.parent.parent / "outside.safetensors"
     outside.write_bytes((folder / "student.safetensors").read_bytes())
-    entry = {"size": outside.stat().st_size, "sha256": module.sha256_file(outside)}
+    entry = {"size": outside.stat().st_size, "sha256": sha256_file(outside)}
     rewrite(folder, lambda m: m["history"].append({"name": "../outside.safetensors", **entry}))
 
 
@@ -352,7 +354,6 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "manifest of nested lists": manifest_with(b"[" * 100_000),
     "manifest without groups": lambda folder: rewrite(folder, lambda m: m.pop("groups")),
     "manifest of another step": lambda folder: rewrite(folder, lambda m: m.update(step=1)),
-    "manifest of a later format": lambda folder: rewrite(folder, lambda m: m.update(format=99)),
     "manifest with numbers for names": lambda folder: rewrite(
         folder, lambda m: m["history"].append({"name": 3})
     ),
@@ -400,6 +401,40 @@ def test_a_damaged_or_hostile_checkpoint_gives_way_to_the_one_before(
     assert snapshot(tmp_path) == before
 
 
+def test_no_flipped_bit_and_no_cut_in_a_manifest_changes_what_it_says(tmp_path: Path) -> None:
+    """Every byte and every length: it is refused, or it still says the same (`1e5` as `1E5`)."""
+    store = CheckpointStore(tmp_path, 1)
+    name = store.write_history(0, {"x": torch.arange(3)})
+    path = save(store, 1, [name]) / "manifest.json"
+    said, content = unseal(path), path.read_bytes()
+    broken = [content[:size] for size in range(len(content))]
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        broken.append(bytes(flipped))
+    copy = tmp_path / "copy.json"
+    for candidate in broken:
+        copy.write_bytes(candidate)
+        try:
+            assert unseal(copy) == said
+        except InvalidCheckpoint:
+            continue
+        assert candidate.lower() == content.lower()
+
+
+@pytest.mark.parametrize("place", [0, 9, 40, -1], ids=["length", "header", "end of header", "payload"])
+def test_a_bit_flipped_anywhere_in_a_tensor_file_is_noticed(tmp_path: Path, place: int) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1)
+    path = save(store, 2) / "teacher.safetensors"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    status = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # a failing disk leaves no date
+    assert_is(store, 1)
+
+
 def snapshot(folder: Path) -> list[tuple[str, int, int]]:
     return sorted((str(p), p.lstat().st_size, p.lstat().st_mtime_ns) for p in folder.rglob("*"))
 
@@ -427,6 +462,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from adasim.train import checkpoint as module
+from adasim.train import verify
 from adasim.train.checkpoint import CheckpointStore
 
 base = Path(sys.argv[1])
@@ -455,6 +491,7 @@ def state(step):
     }
 
 def run(folder):
+    folder.mkdir()
     store = CheckpointStore(folder, 1)
     first = store.write_history(0, {"x": torch.arange(3)})
     store.save(1, state(1), {"step": 1}, [first])

@@ -18,7 +18,7 @@ from torch.nn.functional import relu
 from adasim.config import Config, DinoConfig, ModelConfig, SimSiamConfig
 from adasim.errors import UserError
 from adasim.methods import Method, build_method
-from adasim.train.distributed import Distributed, Place, Runner, first_host, pick_device
+from adasim.train.distributed import Distributed, Place, Runner, first_host
 from adasim.train.synced import SyncedBatchNorm
 
 BATCH = 8
@@ -244,9 +244,3 @@ def test_a_batch_that_ranks_cannot_share_is_refused_with_sizes_that_work() -> No
         four.check_batch(10)
     with pytest.raises(UserError, match="--batch-size 4,"):
         four.check_batch(3)
-
-
-def test_devices() -> None:
-    assert pick_device("cpu", 3) == torch.device("cpu")  # ranks may share a CPU
-    with pytest.raises(UserError, match="device=nonsense"):
-        pick_device("nonsense")

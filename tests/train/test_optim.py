@@ -9,16 +9,14 @@ from torch import nn
 from adasim.config import Config, DinoConfig, OptimConfig
 from adasim.methods import build_method
 from adasim.recipes import get_recipe
-from adasim.train.optim import (
-    build_optimizer,
-    clip_per_tensor,
+from adasim.schedules import (
     learning_rate,
     peak_learning_rate,
-    set_schedules,
     teacher_momentum,
     teacher_temperature,
     weight_decay,
 )
+from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
 
 
 def dino_config(epochs=20, batch_size=1024, **kwargs):

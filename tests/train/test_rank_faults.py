@@ -139,7 +139,7 @@ def test_killed_between_the_files_of_the_ranks_and_their_manifest(
     if kill["rank"] == 0:  # else it is there to tidy up
         [unfinished] = (tmp_path / "run" / "checkpoints").glob(f"*{TEMPORARY}")
         written = {path.stem for path in unfinished.iterdir()}
-        assert written == {"method", "optimizer", "memory-00000", "memory-00001"}
+        assert written == {"method", "optimizer", "recent", "memory-00000", "memory-00001"}
     resumed(tmp_path / "run")
     assert_undisturbed(tmp_path / "run")
 
@@ -199,6 +199,32 @@ def test_a_signal_to_one_rank_stops_all_within_a_step(
     assert ranks.said[1] == ""
     resumed(tmp_path / "run")
     assert_undisturbed(tmp_path / "run")
+
+
+def test_a_signal_to_all_ranks_and_their_loader_processes_saves_within_a_step(
+    runs: Runs, small: Small, digest: Digest, tmp_path: Path
+) -> None:
+    """As a terminal or a cluster's manager sends it."""
+    config = small(epochs=2, views__engine="image", data__workers=1)
+    hooks = [at(STEP, 4, "terminate the group", rank=rank) for rank in (0, 1)]
+    stopped = runs.start_ranks(config, tmp_path / "run", 2, hooks=hooks)
+    assert set(stopped.wait()) <= {0, 128 + signal.SIGTERM}, stopped.said
+    assert steps(tmp_path / "run") in ([3, 4], [3, 5])
+    for out, resume in ((tmp_path / "run", True), (tmp_path / "whole", False)):
+        ranks = runs.start_ranks(config, out, 2, resume=resume)
+        assert ranks.wait() == [0, 0], ranks.said
+    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
+
+
+def test_a_folder_that_is_no_longer_the_runs_stops_all_ranks(
+    runs: Runs, small: Small, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    hooks = [at("adasim.train.state:TrainState.end_epoch", 1, f"remove {out}/lock", rank=0)]
+    hooks += [at("adasim.train.state:TrainState.end_epoch", 1, f"remove {out}/run.json", rank=0)]
+    ranks = runs.start_ranks(small(epochs=2), out, 2, hooks=hooks)
+    refused(ranks, "is no longer this run's: this run's folder was deleted or moved while it was training")
+    assert steps(out) == []
 
 
 # Before the first step

@@ -6,7 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_a_run_describes_itself_and_opens_again(tmp_path: Path) -> None:
     with create(out) as run:
         assert run.path == out
     assert names(out) == [
-        "checkpoints", "config.json", "data.json", "history", "lock", "tensorboard", "versions.json",
+        "checkpoints", "config.json", "data.json", "history", "lock", "run.json", "tensorboard", "versions.json",
     ]  # fmt: skip
     versions = json.loads((out / "versions.json").read_text())
     assert versions["torch"] == torch.__version__
@@ -109,7 +109,7 @@ def test_a_creation_cut_short_can_be_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("existed", [False, True])
-@pytest.mark.parametrize("file", ["versions.json", "data.json", "config.json"])
+@pytest.mark.parametrize("file", ["versions.json", "data.json", "run.json", "config.json"])
 def test_a_creation_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool, file: str
 ) -> None:
@@ -254,9 +254,8 @@ def test_one_process_cannot_open_a_run_twice(tmp_path: Path) -> None:
 # Resuming with something else
 
 
-def description(listing: list[str] | None = None, **changes: Any) -> dict[str, Any]:
-    lines = LISTING if listing is None else listing
-    return {"config": Config(**changes).to_dict(), "fingerprint": "\n".join(lines), "listing": lines}
+def description(**changes: Any) -> dict[str, Any]:
+    return {"config": Config(**changes).to_dict()}
 
 
 def refusal(now: dict[str, Any]) -> str:
@@ -268,7 +267,7 @@ def refusal(now: dict[str, Any]) -> str:
 
 def test_the_same_run_is_accepted_also_with_other_ways_to_run_it() -> None:
     saved = json.loads(json.dumps(description()))
-    now = description(device="cuda", save=SaveConfig(keep=5))
+    now = description(device="cuda", deterministic=True, save=SaveConfig(keep=5))
     now["config"]["data"].update(workers=7, source="/moved/elsewhere")
     now["config"]["eval"].update(every=3)
     check_same(saved, now)
@@ -277,7 +276,7 @@ def test_the_same_run_is_accepted_also_with_other_ways_to_run_it() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("method", "simsiam"), ("pairs", "nearest"), ("epochs", 101), ("batch_size", 8), ("seed", 1),
+        ("method", "simsiam"), ("pairs", "nearest"), ("epochs", 99), ("batch_size", 8), ("seed", 1),
         ("precision", "bf16"), ("neighbors.window", 11), ("neighbors.k", 4), ("neighbors.tau", 0.1),
         ("model.name", "vit_tiny"), ("views.scale", (0.2, 1.0)), ("optim.lr", 1e-3), ("dino.out_dim", 128),
     ],
@@ -289,48 +288,17 @@ def test_a_setting_that_shapes_the_result_may_not_change(field: str, value: Any)
         tree = tree[name]
     before, tree[rest[-1]] = tree[rest[-1]], value
     shown = [list(v) if isinstance(v, tuple) else v for v in (before, value)]
-    assert f"other settings: {field} was {shown[0]} and is now {shown[1]}. Resume without" in refusal(now)
+    only = " (it can only be raised)" if field == "epochs" else ""
+    assert f"other settings: {field} was {shown[0]} and is now {shown[1]}{only}. Resume" in refusal(now)
 
 
 def test_many_differences_are_counted() -> None:
     message = refusal(description(seed=1, epochs=2, batch_size=3, method="simsiam", pairs="nearest"))
-    assert "batch_size was 256 and is now 3; epochs was 100 and is now 2; method" in message
+    assert (
+        "batch_size was 256 and is now 3; epochs was 100 and is now 2 (it can only be raised); method"
+        in message
+    )
     assert "(and 2 more)" in message
-
-
-def rename(lines: list[str]) -> list[str]:
-    return sorted([*lines[1:], "zebra.png 1000"])
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda x: [*x, "dogs/new.png 7"], "1 added (dogs/new.png)"),
-        (lambda x: x[1:], "1 removed (cats/000.png)"),
-        (rename, "1 renamed (cats/000.png -> zebra.png)"),
-        (lambda x: [*x[:-1], "cats/049.png 5"], "1 changed (cats/049.png)"),
-        (lambda x: x[5:], "5 removed (cats/000.png, cats/001.png, cats/002.png, ...)"),
-        (lambda x: [*x[2:], "b a 7"], "2 removed (cats/000.png, cats/001.png), 1 added (b a)"),
-        (lambda x: x[::-1], "the order of the images differs"),
-    ],
-)
-def test_other_data_is_refused_with_the_difference(
-    change: Callable[[list[str]], list[str]], words: str
-) -> None:
-    message = refusal(description(change(LISTING)))
-    assert message.startswith("Cannot resume with other data: ")
-    assert words in message
-
-
-def test_other_labels_alone_are_refused() -> None:
-    assert "the labels or the pixels differ" in refusal({**description(), "fingerprint": "other"})
-
-
-def test_entirely_other_data_is_compared_in_linear_time() -> None:
-    many = [f"new/{i} {i % 3}" for i in range(200_000)]
-    saved = description([f"old/{i} {i % 5}" for i in range(200_000)])
-    with pytest.raises(UserError, match=r"renamed .*, 80000 removed .*, 80000 added"):
-        check_same(saved, description(many))
 
 
 # Metrics

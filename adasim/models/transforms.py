@@ -1,4 +1,7 @@
-"""What an image goes through before a frozen encoder sees it: resize, centre crop, normalise."""
+"""What an image goes through before a frozen encoder sees it: resize, centre crop, normalise.
+
+It travels with the encoder under timm's names: `to_timm` is what timm calls a `pretrained_cfg`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from typing import Any, Literal
 
 import timm.data
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.config import Config
+from adasim.data.decode import to_tensor
 from adasim.errors import UserError
 
 SMALL = 64
@@ -51,13 +56,30 @@ class EvalTransform:
     @classmethod
     def for_timm(cls, model: Any) -> EvalTransform:
         """For a timm model: what its own configuration asks for."""
-        wanted = timm.data.resolve_model_data_config(model)
+        return cls.from_timm(timm.data.resolve_model_data_config(model))
+
+    @classmethod
+    def from_timm(cls, wanted: dict[str, Any]) -> EvalTransform:
+        """The inverse of `to_timm`, and the transform of any `pretrained_cfg`."""
         size = int(wanted["input_size"][-1])
         resize = max(size, int(size / wanted["crop_pct"]))
         interpolation: Literal["bilinear", "bicubic"] = (
             "bilinear" if wanted["interpolation"] == "bilinear" else "bicubic"
         )
         return cls(size, resize, tuple(wanted["mean"]), tuple(wanted["std"]), interpolation)
+
+    def to_timm(self) -> dict[str, Any]:
+        """The same under timm's names: timm.data.create_transform(**...) makes the same view of a PIL image."""
+        share = self.size / self.resize
+        if int(self.size / share) != self.resize:  # timm divides again and truncates
+            share = self.size / (self.resize + 0.5)
+        return {
+            "input_size": [3, self.size, self.size],
+            "mean": list(self.mean) * (3 // len(self.mean)),
+            "std": list(self.std) * (3 // len(self.std)),
+            "interpolation": self.interpolation,
+            "crop_pct": share,
+        }
 
     def for_fewshot(self) -> EvalTransform:
         """The few-shot protocol's geometry: squashed to a square 1.15 times the size, then cropped."""
@@ -74,23 +96,29 @@ class EvalTransform:
             return replace(self, squash=False, interpolation="bicubic")
         return self
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) with C of 1 or 3 to float32 (B, 3, size, size)."""
+    def __call__(self, images: Tensor | Image.Image) -> Tensor:
+        """A PIL image, or uint8 (..., C, H, W) with C of 1 or 3, to float32 (..., 3, size, size)."""
+        if isinstance(images, Image.Image):
+            images = to_tensor(images)
         return self.normalise(self.crop(images))
 
     def crop(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) to uint8 (B, C, size, size): resized, and the centre cut out."""
+        """uint8 (..., C, H, W) to uint8 (..., C, size, size): resized, and the centre cut out."""
         height, width = images.shape[-2:]
-        scale = self.resize / min(height, width)
-        target = [round(height * scale), round(width * scale)]
-        if self.squash:
-            target = [self.resize, self.resize]
+        target = self.resized(height, width)
         if target != [height, width]:
             mode = InterpolationMode(self.interpolation)
             images = TF.resize(images, target, interpolation=mode, antialias=True)
         if target != [self.size, self.size]:
             images = TF.center_crop(images, [self.size, self.size])
         return images
+
+    def resized(self, height: int, width: int) -> list[int]:
+        """Height and width before the crop. As in torchvision, the longer side is truncated, not rounded."""
+        if self.squash:
+            return [self.resize, self.resize]
+        short = min(height, width)
+        return [int(self.resize * height / short), int(self.resize * width / short)]
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 pixels of any size to float32 with three channels, mean and deviation taken off."""

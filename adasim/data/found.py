@@ -1,0 +1,80 @@
+"""In words: what a data set was found to hold, and what was left out of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from adasim.data.images import ImageSet
+
+_CONVERTIBLE = {
+    *("heic", "heif", "avif", "jxl", "jp2", "j2k", "jpx", "psd", "svg", "eps", "exr", "tga", "ico", "pdf"),
+    *("raw", "dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "dcm"),
+}
+_WORDS = {  # of what is left out for another reason than its ending
+    ".": ("file without an ending", "files without an ending"),
+    "special": ("pipe, socket or device", "pipes, sockets or devices"),
+    "loop": ("link that leads back to a folder above it", "links that lead back to a folder above them"),
+    "closed": ("folder that cannot be opened", "folders that cannot be opened"),
+}
+
+
+def describe(images: ImageSet, *, unused: bool = True) -> str:
+    """`1,203 images in 2 classes (cat, dog) from photos/train (its split train; 300 in test/ are not used). Left
+    out: 9 .heic (convert them to JPEG or PNG), 3 .txt.`
+
+    Args:
+        unused: say what else the source holds; not where its other splits are used, too.
+    """
+    labelled = "without labels"
+    if images.labels is not None:
+        count = len(images.classes)
+        names = f" ({', '.join(map(printable, images.classes))})" if count <= 4 else ""
+        labelled = f"in {count:,} {'class' if count == 1 else 'classes'}{names}"
+    text = f"{len(images):,} {'image' if len(images) == 1 else 'images'} {labelled}"
+    if images.place:
+        text += f" from {printable(images.place)}"
+    notes = [f"its split {images.split}"] if images.split else []
+    if unused and (rest := images.unused()):
+        notes.append(rest)
+    text += f" ({'; '.join(notes)})." if notes else "."
+    return text + (f" Left out: {images.left_out}." if images.left_out else "")
+
+
+def left_out_words(counts: Counter[str]) -> str:
+    """`9 .heic (convert them to JPEG or PNG), 3 .txt`"""
+    words = []
+    for what, count in sorted(
+        counts.items(), key=lambda item: (not _convertible(item[0]), -item[1], item[0])
+    ):
+        hint = " (convert them to JPEG or PNG)" if _convertible(what) else ""
+        one, many = _WORDS.get(what, (what, what))
+        words.append(f"{count:,} {printable(one if count == 1 else many)}{hint}")
+    return few(words, 6)
+
+
+def few(words: Iterable[str], limit: int = 3) -> str:
+    """`a, b, c and 5 more`"""
+    words = list(words)
+    more = f" and {len(words) - limit:,} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more
+
+
+def printable(name: str) -> str:
+    r"""A file's name without what a terminal or an encoder would stumble over.
+
+    >>> printable("a\x1b[31m.jpg"), printable("caf\udce9.jpg")
+    ('a\\x1b[31m.jpg', 'caf\\xe9.jpg')
+    """
+    return "".join(c if c.isprintable() else _escaped(c) for c in name)
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:  # how Python names a byte that is not UTF-8
+        return f"\\x{number - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def _convertible(what: str) -> bool:
+    return what.removeprefix(".") in _CONVERTIBLE

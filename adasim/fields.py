@@ -1,0 +1,98 @@
+"""Does a value fit the annotation of its field? Asked of every field of the configuration, wherever it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import numbers
+import os
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from adasim.errors import UserError
+
+
+def check_fields(section: Any, prefix: str = "") -> None:
+    """Refuse a field of the dataclass `section` whose value its annotation does not allow.
+
+    Numbers of another library, lists and paths become int or float, tuple and str, as JSON will have them.
+
+    Args:
+        prefix: what stands before the field's name on the command line, such as `optim.`.
+    """
+    for name, annotation in _annotations(type(section)).items():
+        setattr(section, name, fit(f"{prefix}{name}", getattr(section, name), annotation))
+
+
+def fit(name: str, value: Any, annotation: Any) -> Any:
+    """The value as its annotation has it, or a sentence that calls it `name`."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        check_name(name, value, inner)
+        return value
+    if origin is typing.Annotated:
+        return fit(name, value, inner[0])
+    if origin in (typing.Union, types.UnionType):
+        return _fit_one_of(name, value, inner)
+    if origin is tuple:
+        return _fit_tuple(name, value, inner)
+    if annotation is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if annotation is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if annotation is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        if value != value:
+            raise UserError(f"{name} is not a number (NaN); give a number.")
+        return value if isinstance(value, int) else float(value)  # 1 stays 1 in the saved configuration
+    if annotation not in (int, float) and (not isinstance(annotation, type) or isinstance(value, annotation)):
+        return value
+    raise UserError(f"{name}={value!r} must be {_in_words(annotation)}.")
+
+
+def check_name(name: str, value: Any, known: Iterable[Any]) -> None:
+    """Refuse a name that does not exist, with the nearest one that does."""
+    known = list(known)
+    if any(type(value) is type(one) and value == one for one in known):
+        return
+    names = [str(one) for one in known]
+    near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.5)
+    guess = f" Did you mean {near[0]}?" if near else ""
+    raise UserError(f"{name}={value!r} is unknown.{guess} Choose one of {', '.join(names)}.")
+
+
+def _fit_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
+    if value is None and type(None) in annotations:
+        return None
+    rest = [annotation for annotation in annotations if annotation is not type(None)]
+    for annotation in rest[:-1]:
+        try:
+            return fit(name, value, annotation)
+        except UserError:
+            continue
+    return fit(name, value, rest[-1])
+
+
+def _fit_tuple(name: str, value: Any, inner: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise UserError(f"{name}={value!r} must be several values: {_in_words(tuple, inner)}.")
+    if inner[-1] is Ellipsis:
+        return tuple(fit(name, one, inner[0]) for one in value)
+    if len(value) != len(inner):
+        raise UserError(f"{name}={tuple(value)!r} has {len(value)} values; give {_in_words(tuple, inner)}.")
+    return tuple(fit(name, one, annotation) for one, annotation in zip(value, inner, strict=True))
+
+
+def _in_words(annotation: Any, inner: tuple[Any, ...] = ()) -> str:
+    if annotation is tuple:
+        one = {int: "whole numbers", float: "numbers"}.get(inner[0], "values")
+        return f"a list of {one}" if inner[-1] is Ellipsis else f"{len(inner)} {one}"
+    words = {int: "a whole number", float: "a number", str: "text in quotes", bool: "True or False"}
+    return words.get(annotation, f"a {annotation.__name__}")
+
+
+def _annotations(cls: type) -> dict[str, Any]:
+    """Each field's annotation, resolved."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

@@ -1,0 +1,67 @@
+"""What a run says and settles before its first step: how long it is now, and how much disk it will take."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.schedules import learning_rate
+from adasim.train.checkpoint import Checkpoint
+from adasim.train.distributed import Distributed
+from adasim.train.run import RunFolder
+from adasim.train.state import TrainState
+from adasim.units import scaled
+
+
+def follow(run: RunFolder, config: Config, checkpoint: Checkpoint | None, steps_per_epoch: int) -> list[str]:
+    """Let the run folder follow what the resumed run goes on with; sentences about it. For the first rank."""
+    notes: list[str] = []
+    try:
+        if run.id is None:  # run.json was lost
+            run.identify(id=checkpoint.run if checkpoint and checkpoint.run else secrets.token_hex(8))
+        if run.config.epochs != config.epochs:
+            run.raise_epochs(config.epochs)
+    except OSError as error:
+        raise UserError(f"Cannot write to {run.path}: {error.strerror}. Make room, then resume.") from error
+    if checkpoint is None and run.resumed:
+        notes.append(f"{run.path} has no checkpoint yet: the run begins at step 0.")
+    if checkpoint is not None and checkpoint.info["settings"]["epochs"] < config.epochs:
+        before = replace(config, epochs=checkpoint.info["settings"]["epochs"])
+        notes.append(longer(before, config, checkpoint.step, steps_per_epoch))
+    return notes
+
+
+def longer(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:
+    """What becomes of the schedules when a run is given more epochs in the middle."""
+    moved = ["learning rate"]
+    if now.optim.weight_decay != now.optim.weight_decay_end:
+        moved.append("weight decay")
+    if now.method == "dino":
+        moved.append("teacher's momentum")
+    if now.pairs == "oracle":
+        moved.append("share of oracle pairs")
+    names = " and ".join([", ".join(moved[:-1]), moved[-1]] if moved[1:] else moved)
+    rates = [learning_rate(config, step, steps_per_epoch) for config in (now, before)]
+    return (
+        f"This run had {before.epochs} epochs and now has {now.epochs}: from step {step} on, {names} follow the "
+        f"schedule of {now.epochs} epochs (the learning rate goes on at {rates[0]:.3g} instead of {rates[1]:.3g}). "
+        f"The result is not that of a run which had {now.epochs} epochs from its start."
+    )
+
+
+def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) -> str:
+    """How much disk the run will take, in a sentence. All ranks ask together."""
+    one, history = state.bytes_on_disk(ranks, keep)
+    total = keep * one + history
+    lists = f", plus neighbour lists of {scaled(history, 'B')}" if history else ""
+    sentence = (
+        f"Checkpoints: {scaled(one, 'B')} each, {keep} kept{lists}: about {scaled(total, 'B')} in {path}."
+    )
+    free = shutil.disk_usage(path).free
+    # One more while a save is under way; what an earlier process of the run has written does not count twice.
+    needed = total + one - sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return sentence if needed <= free else f"{sentence} Only {scaled(free, 'B')} are free there."

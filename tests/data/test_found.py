@@ -1,0 +1,116 @@
+"""What is found in a folder, what is left out, and that both are said."""
+
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adasim.data import describe, open_images
+from adasim.errors import UserError
+
+from .pictures import save_image, smooth
+
+
+def fill(root: Path, **counts: int) -> Path:
+    """fill(root, train__cat=3): three pictures in train/cat."""
+    for place, count in counts.items():
+        for i in range(count):
+            save_image(smooth(1, 8, 8, seed=i)[0], root / place.replace("__", "/") / f"{i}.png")
+    return root
+
+
+def test_images_classes_and_what_was_left_out_are_told(tmp_path: Path) -> None:
+    fill(tmp_path, cat=2, dog=1)
+    for i in range(9):
+        (tmp_path / "cat" / f"{i}.HEIC").write_bytes(b"?")
+    (tmp_path / "notes.txt").write_text("?")
+    (tmp_path / "README").write_text("?")
+    (tmp_path / ".DS_Store").write_text("?")
+    assert describe(open_images(str(tmp_path))) == (
+        f"3 images in 2 classes (cat, dog) from {tmp_path}. Left out: 9 .heic (convert them to JPEG or PNG), "
+        f"1 file without an ending, 1 .txt."
+    )
+
+
+def test_a_divided_folder_tells_what_it_does_not_use_and_how_to_use_it_and_that_way_works(
+    tmp_path: Path,
+) -> None:
+    root = fill(tmp_path / "photos", train__cat=3, train__dog=2, test__cat=14, holiday=20)
+    fill(root, **{".": 10})
+    said = describe(open_images(str(root)))
+    assert said.startswith(f"5 images in 2 classes (cat, dog) from {root}/train (its split train; ")
+    assert "20 in holiday/, 14 in test/, 10 directly in it are not used" in said
+    assert "put a link" in said
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "photos").symlink_to(root)
+    assert len(open_images(str(tmp_path / "all"))) == 49
+
+
+def test_images_without_labels_and_arrays_are_told_of(tmp_path: Path) -> None:
+    fill(tmp_path / "flat", **{".": 2})
+    assert (
+        describe(open_images(str(tmp_path / "flat"))) == f"2 images without labels from {tmp_path / 'flat'}."
+    )
+    pixels = smooth(3, 8, 8).numpy()
+    path = tmp_path / "d.npz"
+    np.savez(path, x_train=pixels, y_train=np.arange(3), x_test=pixels[:2], y_test=np.arange(2))
+    assert describe(open_images(str(path))) == (
+        f"3 images in 3 classes (0, 1, 2) from {path} (its split x_train; 2 in x_test are not used)."
+    )
+    assert "generated" in describe(open_images("embedded:48"))
+
+
+def test_a_folder_with_nothing_but_other_files_says_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.heic").write_bytes(b"?")
+    with pytest.raises(UserError, match=r"No images in .* and found 1 \.heic \(convert"):
+        open_images(str(tmp_path))
+
+
+def test_loops_of_links_are_left_out_with_a_word(tmp_path: Path) -> None:
+    fill(tmp_path, cat=2, dog=1)
+    (tmp_path / "cat" / "up").symlink_to(tmp_path)
+    (tmp_path / "dog" / "here").symlink_to(tmp_path / "dog")
+    (tmp_path / "dog" / "itself").symlink_to(tmp_path / "dog" / "itself")
+    data = open_images(str(tmp_path))
+    assert len(data) == 3
+    assert "2 links that lead back to a folder above them" in describe(data)
+
+
+def test_links_to_other_folders_and_files_are_followed(tmp_path: Path) -> None:
+    fill(tmp_path / "store", a=2, b=3)
+    (tmp_path / "view" / "c").mkdir(parents=True)
+    (tmp_path / "view" / "x").symlink_to(tmp_path / "store" / "a")
+    (tmp_path / "view" / "y").symlink_to(tmp_path / "store" / "a")
+    (tmp_path / "view" / "c" / "0.png").symlink_to(tmp_path / "store" / "b" / "0.png")
+    data = open_images(str(tmp_path / "view"))
+    assert len(data) == 5
+    assert data.classes == ["c", "x", "y"]
+
+
+def test_pipes_and_sockets_are_left_out_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, cat=2)
+    os.mkfifo(tmp_path / "cat" / "x.jpg")
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("cat/y.png")
+        data = open_images(str(tmp_path))
+    assert len(data) == 2
+    assert "2 pipes, sockets or devices" in describe(data)
+
+
+def test_a_class_whose_name_is_not_printable_can_be_printed(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff\x1b[31m"
+    os.mkdir(folder)
+    save_image(smooth(1, 8, 8)[0], tmp_path / "x.png")
+    os.rename(tmp_path / "x.png", folder + b"/x.png")
+    said = describe(open_images(str(tmp_path)))
+    said.encode()
+    assert "\x1b" not in said
+    assert r"(\xff\x1b[31m)" in said
+
+
+def test_no_source_is_asked_for_with_an_example() -> None:
+    with pytest.raises(UserError, match=r"Which images.*--data ~/photos"):
+        open_images("")

@@ -1,0 +1,206 @@
+"""Whether a data set is still the one that a run began with."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adasim.data import check_same_data, open_images, record
+from adasim.data.record import difference
+from adasim.errors import UserError
+
+from .pictures import save_image, smooth
+
+LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
+YEAR_2020 = 1_577_836_800_000_000_000
+
+
+def rename(lines: list[str]) -> list[str]:
+    return sorted([*lines[1:], "zebra.png 1000"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: [*x, "dogs/new.png 7"], "1 added (dogs/new.png)"),
+        (lambda x: x[1:], "1 removed (cats/000.png)"),
+        (rename, "1 renamed (cats/000.png -> zebra.png)"),
+        (lambda x: [*x[:-1], "cats/049.png 5"], "1 changed (cats/049.png)"),
+        (lambda x: x[5:], "5 removed (cats/000.png, cats/001.png, cats/002.png and 2 more)"),
+        (lambda x: [*x[2:], "b a 7"], "2 removed (cats/000.png, cats/001.png), 1 added (b a)"),
+        (lambda x: x[::-1], "the order of the images differs"),
+    ],
+)
+def test_the_difference_of_two_listings_in_words(
+    change: Callable[[list[str]], list[str]], words: str
+) -> None:
+    assert words in difference(LISTING, change(LISTING))
+
+
+def test_entirely_other_data_is_compared_in_linear_time() -> None:
+    many = [f"new/{i} {i % 3}" for i in range(200_000)]
+    words = difference([f"old/{i} {i % 5}" for i in range(200_000)], many)
+    assert "renamed" in words
+    assert "80000 removed" in words
+    assert "80000 added" in words
+
+
+def photos(root: Path, count: int = 6) -> Path:
+    """Files of one size and one modification time, of different content, in two classes."""
+    for i in range(count):
+        path = root / f"class{i % 2}" / f"{i:03d}.bmp"
+        save_image(smooth(1, 8, 8, seed=i)[0], path)
+        os.utime(path, ns=(YEAR_2020, YEAR_2020))
+    return root
+
+
+def kept(root: Path, complete: bool = False) -> dict[str, Any]:
+    return json.loads(json.dumps(record(open_images(str(root)), complete)))
+
+
+def check(saved: dict[str, Any], root: Path, complete: bool = False) -> str:
+    return check_same_data(saved, open_images(str(root)), complete)
+
+
+def overwrite_keeping_the_time(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-3] + b"\0\0\0")
+    os.utime(path, ns=(YEAR_2020, YEAR_2020))
+    assert path.read_bytes() != content
+
+
+def swap(a: Path, b: Path) -> None:
+    a.rename(a.with_suffix(".aside"))
+    b.rename(a)
+    a.with_suffix(".aside").rename(b)
+
+
+def test_unchanged_data_are_accepted_and_it_is_said_what_was_compared(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos")
+    said = check(kept(root), root)
+    assert "names, sizes and modification times of all 6 files agree" in said
+    assert "contents of 6 of them" in said
+
+
+def test_other_content_of_the_same_size_is_refused_by_name(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos")
+    saved = kept(root)
+    overwrite_keeping_the_time(root / "class1/003.bmp")
+    with pytest.raises(UserError, match=r"Cannot resume with other data: 1 of 6 images .*class1/003\.bmp"):
+        check(saved, root)
+
+
+def test_two_files_that_swapped_names_are_refused(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos")
+    saved = kept(root)
+    swap(root / "class0/000.bmp", root / "class0/002.bmp")
+    with pytest.raises(UserError, match=r"2 of 6 images .*class0/000\.bmp, .*class0/002\.bmp"):
+        check(saved, root)
+
+
+def test_a_copy_with_other_modification_times_is_accepted_by_its_contents(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos")
+    saved = kept(root)
+    shutil.copytree(root, tmp_path / "copy", copy_function=shutil.copyfile)
+    said = check(saved, tmp_path / "copy")
+    assert "Modification times differ for 6, as after a copy" in said
+    assert "contents of 6 of them" in said
+
+
+@pytest.fixture
+def few_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred files are as many as a million: only 34 are looked into, every third."""
+    monkeypatch.setattr(sys.modules["adasim.data.record"], "SAMPLED_FILES", 34)
+
+
+@pytest.mark.usefixtures("few_sampled")
+def test_of_a_large_data_set_a_sample_vouches_for_a_copy(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos", 100)
+    saved = kept(root)
+    shutil.copytree(root, tmp_path / "copy", copy_function=shutil.copyfile)
+    said = check(saved, tmp_path / "copy")
+    assert "contents of 34 of them" in said
+    assert "Modification times differ for 100" in said
+
+
+@pytest.mark.usefixtures("few_sampled")
+def test_of_a_large_data_set_files_written_since_and_not_sampled_are_refused_by_name(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos", 100)
+    for i, path in enumerate(sorted(root.rglob("*.bmp"))):
+        os.utime(path, ns=(YEAR_2020 + i, YEAR_2020 + i))
+    saved = kept(root)
+    swap(root / "class0/002.bmp", root / "class0/004.bmp")  # images 1 and 2 of every three
+    with pytest.raises(
+        UserError, match=r"2 of 100 files were written .*class0/002\.bmp, class0/004\.bmp.*--verify-data"
+    ):
+        check(saved, root)
+
+
+@pytest.mark.usefixtures("few_sampled")
+def test_a_complete_record_finds_what_a_sample_misses(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos", 100)
+    sampled, complete = kept(root), kept(root, complete=True)
+    assert "so does every byte of them" in check(complete, root, complete=True)
+    overwrite_keeping_the_time(root / "class0/002.bmp")
+    assert "contents of 34 of them" in check(sampled, root)
+    assert "began without --verify-data" in check(sampled, root, complete=True)
+    with pytest.raises(UserError, match=r"1 of 100 images .*class0/002\.bmp"):
+        check(complete, root, complete=True)
+
+
+@pytest.mark.usefixtures("few_sampled")
+def test_with_a_complete_record_a_rewritten_file_is_read_again_without_being_asked(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos", 100)
+    saved = kept(root, complete=True)
+    os.utime(root / "class0/002.bmp")
+    assert "Every byte of 1 of these was read" in check(saved, root)
+    (root / "class0/002.bmp").write_bytes((root / "class0/004.bmp").read_bytes())
+    with pytest.raises(UserError, match=r"class0/002\.bmp"):
+        check(saved, root)
+
+
+def test_long_files_are_sampled_from_the_first_byte_to_the_last(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos", 2)
+    long = root / "class0/000.bmp"
+    long.write_bytes(bytes(1_000_000))
+    saved = kept(root)
+    for place in (0, 999_999):
+        content = bytearray(1_000_000)
+        content[place] = 1
+        long.write_bytes(content)
+        with pytest.raises(UserError, match=r"class0/000\.bmp"):
+            check(saved, root)
+
+
+def test_other_labels_alone_are_refused(tmp_path: Path) -> None:
+    pixels = smooth(3, 8, 8).numpy()
+    np.savez(tmp_path / "d.npz", images=pixels, labels=np.array([0, 1, 1]))
+    saved = kept(tmp_path / "d.npz")
+    assert "contents of 3 of 3 images agree" in check(saved, tmp_path / "d.npz")
+    np.savez(tmp_path / "d.npz", images=pixels, labels=np.array([0, 1, 0]))
+    with pytest.raises(UserError, match="the labels differ"):
+        check(saved, tmp_path / "d.npz")
+
+
+@pytest.mark.parametrize("damage", [{"sample": None}, {"times": [1]}, {"listing": 3}, {"labels": None}])
+def test_a_damaged_record_is_a_sentence(tmp_path: Path, damage: dict[str, Any]) -> None:
+    root = photos(tmp_path / "photos")
+    with pytest.raises(UserError):
+        check({**kept(root), **damage}, root)
+
+
+def test_a_copy_has_the_fingerprint_but_not_the_cache_key(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos")
+    shutil.copytree(root, tmp_path / "copy", copy_function=shutil.copyfile)
+    first, copy = open_images(str(root)), open_images(str(tmp_path / "copy"))
+    assert first.fingerprint() == copy.fingerprint()
+    assert first.cache_key() != copy.cache_key()
+    assert first.cache_key() == open_images(str(root)).cache_key()
+    swap(root / "class0/000.bmp", root / "class0/002.bmp")
+    assert first.cache_key() != open_images(str(root)).cache_key()

@@ -1,0 +1,349 @@
+"""Search and memory on a pretend GPU: its rules are kept, and the answers are the CPU's bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerator import Accelerator
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from adasim.neighbors import NeighborMemory, QuantizedRows, ShardedMemory, search
+from adasim.neighbors import memory as memory_module
+from adasim.neighbors import quantized as quantized_module
+from adasim.neighbors.precision import ieee_products
+
+Pair = tuple[Tensor, Tensor]
+
+
+def on_grid(x: Tensor) -> Tensor:
+    return (F.normalize(x, dim=1) * 2**24).round() / 2**24
+
+
+def on_cpu(found: Pair) -> Pair:
+    return found[0].cpu(), found[1].cpu()
+
+
+def assert_same(found: Pair, expected: Pair) -> None:
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[0], expected[0])
+
+
+@pytest.fixture
+def gpu() -> Iterator[Accelerator]:
+    with Accelerator() as gpu:
+        yield gpu
+
+
+@pytest.fixture
+def _force_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adasim.neighbors.quantized.int8_is_faster", lambda device, dim: True)
+
+
+@pytest.mark.usefixtures("_force_int8")
+@pytest.mark.parametrize("b", [1, 16, 17, 95])
+@pytest.mark.parametrize(("n", "dim"), [(1, 3), (7, 8), (4_095, 20), (33_001, 12)])
+def test_the_int8_engine_keeps_cudas_rules_for_any_shape(n: int, dim: int, b: int) -> None:
+    torch.manual_seed(n + b)
+    rows, queries = on_grid(torch.randn(n, dim)), on_grid(torch.randn(b, dim))
+    expected = search(queries, rows, 5)
+    with Accelerator() as gpu:
+        quantized = QuantizedRows(rows.to("cuda"))
+        found = search(queries.to("cuda"), rows.to("cuda"), 5, quantized=quantized)
+        assert gpu.operations["_int_mm"] > 0
+        assert_same(on_cpu(found), expected)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_rows_that_are_alike_or_not_finite_give_the_cpus_lists_on_a_device() -> None:
+    torch.manual_seed(0)
+    alike = on_grid(torch.randn(1, 16) + 1e-4 * torch.randn(3_000, 16))
+    broken = on_grid(torch.randn(3_000, 16))
+    broken[::7] = torch.nan
+    for rows in (alike, broken, torch.zeros(3_000, 16)):
+        queries = torch.cat([rows[:8], torch.full((1, 16), torch.inf)])
+        for given in (rows, rows.half()):
+            found = search(queries.to("cuda"), given.to("cuda"), 9)
+            assert_same(on_cpu(found), search(queries, given, 9))
+
+
+def test_int8_is_measured_on_a_device_at_a_width_that_it_takes(gpu: Accelerator) -> None:
+    """At width 20 CUDA would refuse the trial, and the engine would never be used."""
+    quantized_module.int8_is_faster.cache_clear()
+    QuantizedRows(torch.randn(64, 20).to("cuda")).worth_trying()
+    quantized_module.int8_is_faster.cache_clear()
+    assert gpu.operations["_int_mm"] == 6  # once to see whether it works, five times for the clock
+
+
+def test_a_cpu_pads_nothing() -> None:
+    quantized = QuantizedRows(torch.randn(13, 5))
+    assert quantized.codes.is_contiguous()
+    assert quantized.codes.untyped_storage().nbytes() == 13 * 5
+
+
+# ---- products are IEEE fp32, whatever the program around allows ----
+
+
+def crowded() -> Pair:
+    """Rows so close together that bf16 or TF32 products put them in another order."""
+    torch.manual_seed(3)
+    rows = on_grid(torch.randn(20, 96)[torch.randint(20, (6_000,))] + 0.05 * torch.randn(6_000, 96))
+    return on_grid(rows[:256] + 0.01 * torch.randn(256, 96)), rows
+
+
+def test_search_is_exact_under_autocast() -> None:
+    queries, rows = crowded()
+    expected = search(queries, rows, 10)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (queries @ rows.T).dtype == torch.bfloat16
+        assert_same(search(queries, rows, 10), expected)
+        assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_search_is_exact_under_autocast_on_a_device() -> None:
+    queries, rows = crowded()
+    expected = search(queries, rows, 10)
+    with torch.autocast("cuda", torch.bfloat16):
+        there = queries.to("cuda"), rows.to("cuda")
+        assert (there[0] @ there[1].T).dtype == torch.bfloat16
+        assert_same(on_cpu(search(*there, 10)), expected)
+
+
+def allow_by_the_old_name() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def allow_by_the_new_name() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+def allow_by_precision() -> None:
+    torch.set_float32_matmul_precision("medium")
+
+
+def allow_everywhere() -> None:
+    torch.backends.fp32_precision = "tf32"
+
+
+def settings() -> tuple[Any, ...]:
+    def old_tf32() -> Any:
+        try:
+            return torch.backends.cuda.matmul.allow_tf32
+        except RuntimeError as error:  # the old name is not to be used after the new one
+            return str(error).splitlines()[0]
+
+    cuda, cpu = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+    return torch.backends.fp32_precision, cuda, cpu, old_tf32()
+
+
+@pytest.fixture
+def _precision_as_before() -> Iterator[None]:
+    yield
+    torch.backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch before 2.9")
+@pytest.mark.usefixtures("_precision_as_before", "gpu")
+@pytest.mark.parametrize(
+    "allow", [allow_by_the_old_name, allow_by_the_new_name, allow_by_precision, allow_everywhere]
+)
+def test_search_is_exact_with_tf32_allowed_and_leaves_it_allowed(allow: Callable[[], None]) -> None:
+    queries, rows = crowded()
+    expected = search(queries, rows, 10)
+    allow()
+    before = settings()
+    there = queries.to("cuda"), rows.to("cuda")
+    assert not torch.equal((there[0] @ there[1].T).cpu(), queries @ rows.T)  # the pretend GPU does use it
+    assert_same(on_cpu(search(*there, 10)), expected)
+    assert settings() == before
+    if allow is allow_everywhere:  # still follows the level above
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+
+
+class Watch(TorchDispatchMode):
+    """Notes how short oneDNN may make the factors of every product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed: set[str] = set()
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if call._schema.name in ("aten::mm", "aten::mv", "aten::addmv"):
+            self.allowed.add(torch.backends.mkldnn.matmul.fp32_precision)
+        return call(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch before 2.9")
+@pytest.mark.usefixtures("_precision_as_before")
+def test_a_cpus_products_are_never_bf16_inside_a_search() -> None:
+    queries, rows = crowded()
+    torch.set_float32_matmul_precision("medium")
+    with Watch() as watch:
+        _ = queries @ rows.T
+        assert watch.allowed == {"bf16"}
+        watch.allowed.clear()
+        search(queries, rows, 10)
+    assert watch.allowed == {"ieee"}
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+@pytest.mark.usefixtures("_precision_as_before")
+def test_blocks_may_nest_and_a_failure_restores_too() -> None:
+    torch.set_float32_matmul_precision("high")
+
+    def fail() -> None:
+        with ieee_products(torch.device("cpu")):
+            with ieee_products(torch.device("cpu")):
+                pass
+            assert not torch.backends.cuda.matmul.allow_tf32
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cuda.matmul.allow_tf32
+
+
+# ---- the memory ----
+
+
+def live(memory: NeighborMemory, device: str) -> list[Tensor]:
+    """Three epochs of observations, with a repeated id and a feature that is not finite; all that is said."""
+    generator = torch.Generator().manual_seed(1)
+    said: list[Tensor] = []
+    base = torch.randn(memory.num_images, memory.dim, generator=generator)
+    for epoch in range(3):
+        said += [memory.draw_partners(epoch, 0.2, 1), memory.nearest_other()]
+        for ids in torch.randperm(memory.num_images, generator=generator).split(29):
+            features = base[ids] + 0.1 * torch.randn(len(ids), memory.dim, generator=generator)
+            features[0, 0] = torch.nan
+            ids = torch.cat([ids, ids[:1]])
+            features = torch.cat([features, features[1:2]])
+            said += memory.observe(ids.to(device), features.to(device))
+        memory.end_epoch()
+        said += memory.distribution(torch.arange(9).to(device), 0.2)
+        said += memory.state_dict().values()
+    return [t.cpu() for t in said]
+
+
+@pytest.mark.usefixtures("_force_int8")
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kind", [NeighborMemory, ShardedMemory])
+def test_a_memory_on_a_device_says_what_a_cpus_says(
+    kind: type[NeighborMemory], int8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "_INT8_FROM", 1 if int8 else 1 << 24)
+    options: Any = {"num_images": 203, "dim": 20, "window": 2, "k": 4, "dtype": torch.float16}
+    expected = live(kind(**options), "cpu")
+    with Accelerator() as gpu:
+        memory = kind(**options, device="cuda")
+        found = live(memory, "cuda")
+        assert memory.cache.device == gpu.device
+        assert (gpu.operations["_int_mm"] > 0) is int8
+        restored = kind(**options, device="cuda")
+        restored.load_state_dict({name: t.cpu() for name, t in memory.state_dict().items()})
+        assert torch.equal(restored.cache.cpu(), memory.cache.cpu())
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_device_without_fp64_leaves_the_memory_on_the_cpu() -> None:
+    options: Any = {"num_images": 203, "dim": 20, "window": 2, "k": 4}
+    expected = live(NeighborMemory(**options), "cpu")
+    with Accelerator(fp64=False):
+        memory = NeighborMemory(**options, device="cuda")
+        found = live(memory, "cuda")
+    assert memory.cache.device.type == "cpu"
+    assert memory.cache.dtype == torch.float32
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def on_two_ranks(folder: Path, stage: int) -> list[Tensor]:
+    """Stage 0: gloo, so that words travel over the CPU. Stage 1: the same with tensors that stay on the device,
+    as with NCCL. Both ranks bring every second image of each batch."""
+    if stage == 1:
+        dist.get_backend = lambda group=None: "nccl"
+    rank = dist.get_rank()
+    with Accelerator():
+        memory = ShardedMemory(61, 6, window=2, k=4, device="cuda")
+        generator = torch.Generator().manual_seed(4)
+        said: list[Tensor] = []
+        for epoch in range(3):
+            for ids in torch.randperm(61, generator=generator).split(20):
+                features = torch.randn(len(ids), 6, generator=generator)
+                said += memory.observe(ids[rank::2].to("cuda"), features[rank::2].to("cuda"))
+            memory.end_epoch()
+            said += [memory.draw_partners(epoch, 0.2, 1), memory.nearest_other()]
+            said += memory.distribution(torch.arange(rank, 61, 2).to("cuda"), 0.2)
+        return [t.cpu() for t in said]
+
+
+def in_one_process() -> list[list[Tensor]]:
+    memory = NeighborMemory(61, 6, window=2, k=4, dtype=torch.float16)
+    generator = torch.Generator().manual_seed(4)
+    said: list[list[Tensor]] = [[], []]
+    for epoch in range(3):
+        for ids in torch.randperm(61, generator=generator).split(20):
+            features = torch.randn(len(ids), 6, generator=generator)
+            found = memory.observe(ids, features)
+            for rank in (0, 1):
+                said[rank] += [t[rank::2] for t in found]
+        memory.end_epoch()
+        for rank in (0, 1):
+            said[rank] += [memory.draw_partners(epoch, 0.2, 1), memory.nearest_other()]
+            said[rank] += memory.distribution(torch.arange(rank, 61, 2), 0.2)
+    return said
+
+
+def test_a_sharded_memory_on_devices_says_what_one_process_says(
+    run_ranks: Callable[..., list[list[Any]]],
+) -> None:
+    expected = in_one_process()
+    for stage in run_ranks(__file__, "on_two_ranks", 2, 2):
+        for mine, theirs in zip(stage, expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+# ---- the pretend device itself ----
+
+
+def test_the_pretend_device_refuses_what_a_gpu_refuses(gpu: Accelerator) -> None:
+    there = torch.ones(3, 4, device="cuda")
+    assert there.device == torch.device("cuda", 0)
+    assert (there + torch.tensor(2.0)).device == gpu.device  # a scalar of the CPU may join
+    with pytest.raises(RuntimeError, match="on the same device"):
+        there + torch.ones(4)
+    with pytest.raises(RuntimeError, match="on the same device"):
+        torch.ones(3, 4) + there[0, 0]
+    with pytest.raises(RuntimeError, match="on the same device"):
+        torch.ones(5)[torch.zeros(2, dtype=torch.long, device="cuda")]
+    with pytest.raises(TypeError, match="to numpy"):
+        there.numpy()
+    with pytest.raises(RuntimeError, match="greater than 16, but got 3"):
+        torch._int_mm(*(torch.ones(s, dtype=torch.int8, device="cuda") for s in ((3, 8), (8, 8))))
+
+
+def test_the_pretend_device_counts_operations_and_syncs(gpu: Accelerator) -> None:
+    there = torch.arange(6.0).to("cuda")
+    gpu.clear()
+    there = (there * 2).view(2, 3)[0]  # views are free
+    assert gpu.operations == {"mul": 1}
+    assert not gpu.syncs
+    assert float(there.sum()) == 6.0
+    _ = there[there > 1], there[torch.tensor([0, 1])], there.cpu(), there.nonzero()
+    assert gpu.syncs == {"item": 1, "index by a mask": 1, "to the device": 1, "to the CPU": 1, "nonzero": 1}
+    gpu.clear()
+    torch.arange(6).to("cuda", non_blocking=True)
+    assert gpu.syncs.total() == 0

@@ -1,0 +1,146 @@
+"""Beginning again and going on for longer: resumes without a checkpoint, and with more epochs."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from adasim.cli import main
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.schedules import learning_rate
+from adasim.train.loop import pretrain
+
+Small = Callable[..., Config]
+Digest = Callable[[Path], str]
+Metrics = Callable[[Path], list[dict[str, Any]]]
+STEP = "adasim.train.state:TrainState.count"
+
+
+class Run(Protocol):
+    said: str
+
+    def wait(self, seconds: float = ...) -> int: ...
+
+
+class Runs(Protocol):
+    def start(
+        self, config: Config, out: Path, *, resume: bool = False, hooks: list[dict[str, Any]] | None = None
+    ) -> Run: ...
+
+
+def kill_at(step: int) -> list[dict[str, Any]]:
+    return [{"call": STEP, "number": step, "when": "after", "do": "kill"}]
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# No checkpoint yet
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_step_0(
+    runs: Runs,
+    small: Small,
+    digest: Digest,
+    metrics: Metrics,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    assert runs.start(small(epochs=2), out, hooks=kill_at(2)).wait() == -signal.SIGKILL
+    with pytest.raises(
+        UserError, match=r"already holds another run\. Continue it with --resume .*--overwrite"
+    ):
+        pretrain(small(epochs=2), out)
+    pretrain(small(epochs=2), out, resume=True)
+    assert f"{out} has no checkpoint yet: the run begins at step 0." in words(capsys.readouterr().out)
+    assert [line["step"] for line in metrics(out) if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    pretrain(small(epochs=2), tmp_path / "whole")
+    assert "no checkpoint yet" not in capsys.readouterr().out
+    assert digest(out) == digest(tmp_path / "whole")
+
+
+def test_a_run_whose_checkpoints_were_deleted_is_not_silently_begun_again(
+    small: Small, tmp_path: Path
+) -> None:
+    out = pretrain(small(epochs=2), tmp_path / "run")
+    for part in ("checkpoints", "history"):
+        shutil.rmtree(out / part)
+    before = (out / "backbone.safetensors").read_bytes(), (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"The checkpoints of .* are gone, and it had saved some\."):
+        pretrain(small(epochs=2), out, resume=True)
+    assert before == ((out / "backbone.safetensors").read_bytes(), (out / "metrics.jsonl").read_bytes())
+    pretrain(small(epochs=2), out, overwrite=True)
+
+
+def test_the_command_line_overwrites_only_when_told_to(
+    small: Small, arguments: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words_of = arguments(small(epochs=2), out)
+    main(words_of)
+    first = json.loads((out / "run.json").read_text())["id"]
+    main([*words_of, "--overwrite"])
+    assert "Overwrote the run in" in capsys.readouterr().out
+    assert json.loads((out / "run.json").read_text())["id"] != first
+    with pytest.raises(SystemExit):
+        main(["pretrain", "--resume", str(out), "--overwrite"])
+    assert "resumed or overwritten, not both" in capsys.readouterr().err
+
+
+# More epochs
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "in mid-run"])
+def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
+    runs: Runs,
+    small: Small,
+    metrics: Metrics,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    finished: bool,
+) -> None:
+    short, long, out = small(epochs=3), small(epochs=5), tmp_path / "run"
+    if finished:
+        pretrain(short, out)
+    else:
+        assert runs.start(short, out, hooks=kill_at(7)).wait() == -signal.SIGKILL
+    step = 9 if finished else 6
+    capsys.readouterr()
+    pretrain(long, out, resume=True)
+    said = words(capsys.readouterr().out)
+    rates = [f"{learning_rate(config, step, 3):.3g}" for config in (long, short)]
+    assert (
+        f"This run had 3 epochs and now has 5: from step {step} on, learning rate, weight decay and teacher's "
+        f"momentum follow the schedule of 5 epochs (the learning rate goes on at {rates[0]} instead of {rates[1]})."
+        in said
+    )
+    assert "not that of a run which had 5 epochs from its start" in said
+    lines = [line for line in metrics(out) if "loss" in line]
+    expected = [learning_rate(short if s < step else long, s, 3) for s in range(15)]
+    assert [line["lr"] for line in lines] == pytest.approx(expected, rel=1e-12)
+    assert json.loads((out / "config.json").read_text())["epochs"] == 5
+    pretrain(long, out, resume=True)
+    assert "now has" not in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"epochs was 5 and is now 3 \(it can only be raised\)"):
+        pretrain(short, out, resume=True)
+
+
+def test_a_lengthened_run_that_is_killed_needs_no_reminder(
+    runs: Runs, small: Small, digest: Digest, arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Neither before nor after its first checkpoint since; config.json says how long it is."""
+    pretrain(small(epochs=2), tmp_path / "once")
+    shutil.copytree(tmp_path / "once", tmp_path / "twice")
+    pretrain(small(epochs=4), tmp_path / "once", resume=True)
+    for step in (1, 4):
+        run = runs.start(small(epochs=4), tmp_path / "twice", resume=True, hooks=kill_at(step))
+        assert run.wait() == -signal.SIGKILL, run.said
+    main(["pretrain", "--resume", str(tmp_path / "twice")])
+    assert digest(tmp_path / "twice") == digest(tmp_path / "once")

@@ -1,0 +1,334 @@
+"""A run keeps to its own folder, its own checkpoints and its own settings, whatever happens around it."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.files import TEMPORARY
+from adasim.train import lock as lock_module
+from adasim.train.checkpoint import CheckpointStore
+from adasim.train.loop import pretrain
+from adasim.train.run import RunFolder
+
+Small = Callable[..., Config]
+Digest = Callable[[Path], str]
+STEP = "adasim.train.state:TrainState.count"
+
+
+class Run(Protocol):
+    pid: int
+    said: str
+
+    def wait(self, seconds: float = ...) -> int: ...
+
+
+class Runs(Protocol):
+    def start(
+        self,
+        config: Config,
+        out: Path,
+        *,
+        resume: bool = False,
+        hooks: list[dict[str, Any]] | None = None,
+        command: bool = False,
+    ) -> Run: ...
+
+
+def at(call: str, number: int, do: str, when: str = "after") -> dict[str, Any]:
+    return {"call": call, "number": number, "when": when, "do": do}
+
+
+@pytest.fixture
+def paused(runs: Runs, small: Small) -> Callable[[Path], Run]:
+    """The command `adasim pretrain` on small(), stopped after its fourth step, one step into the second epoch."""
+
+    def start(out: Path) -> Run:
+        run = runs.start(small(), out, hooks=[at(STEP, 4, "pause")], command=True)
+        end = time.monotonic() + 60
+        while Path(f"/proc/{run.pid}/stat").read_text().split(") ")[1][0] != "T":
+            assert time.monotonic() < end, run.said
+            time.sleep(0.01)
+        return run
+
+    return start
+
+
+def go_on(run: Run) -> int:
+    os.kill(run.pid, signal.SIGCONT)
+    return run.wait()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(small(), tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but the lock, which names its last holder."""
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def without_curves(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Each process has a file of its own in tensorboard/, and may end it."""
+    return {path: content for path, content in files.items() if "/tensorboard/" not in path}
+
+
+# The folder
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+def test_a_folder_made_anew_under_a_stopped_run_belongs_to_the_new_run_alone(
+    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: Path, tmp_path: Path, how: str
+) -> None:
+    out = tmp_path / "run"
+    first = paused(out)
+    shutil.rmtree(out) if how == "deleted" else out.rename(tmp_path / "elsewhere")
+    pretrain(small(seed=6, epochs=2), out)
+    before = contents(out)
+    assert go_on(first) == 2
+    assert "run holds another run now: this run's folder was deleted or moved" in " ".join(first.said.split())
+    assert "Traceback" not in first.said
+    assert contents(out) == before
+    pretrain(small(seed=6, epochs=2), out, resume=True)
+    if how == "moved":  # and the first one goes on where it is now
+        pretrain(small(), tmp_path / "elsewhere", resume=True)
+        assert digest(tmp_path / "elsewhere") == digest(undisturbed)
+
+
+def test_a_run_whose_folder_is_gone_stops_and_does_not_make_it_again(
+    paused: Callable[[Path], Run], tmp_path: Path
+) -> None:
+    first = paused(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    assert go_on(first) == 2
+    assert "run is gone: this run's folder was deleted or moved" in " ".join(first.said.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lock_file_deleted_under_a_run_is_put_back(
+    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: Path, tmp_path: Path
+) -> None:
+    first = paused(tmp_path / "run")
+    (tmp_path / "run" / "lock").unlink()
+    assert go_on(first) == 0, first.said
+    assert (tmp_path / "run" / "lock").read_text().startswith(f"process {first.pid} on ")
+    assert digest(tmp_path / "run") == digest(undisturbed)
+
+
+def test_of_two_processes_on_one_run_the_first_stops_when_its_lock_was_taken_from_it(
+    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: Path, tmp_path: Path
+) -> None:
+    first = paused(tmp_path / "run")
+    (tmp_path / "run" / "lock").unlink()
+    pretrain(small(), tmp_path / "run", resume=True)
+    before = contents(tmp_path / "run")
+    assert go_on(first) == 2
+    assert "has opened the run" in first.said
+    assert without_curves(contents(tmp_path / "run")) == without_curves(before)
+    assert digest(tmp_path / "run") == digest(undisturbed)
+
+
+def test_a_second_run_through_a_link_is_refused(
+    paused: Callable[[Path], Run], small: Small, tmp_path: Path
+) -> None:
+    first = paused(tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(UserError, match=f"in use by process {first.pid} "):
+        pretrain(small(), tmp_path / "link", resume=True)
+    with pytest.raises(UserError, match=f"in use by process {first.pid} "):
+        pretrain(small(), tmp_path / "link", overwrite=True)
+    assert go_on(first) == 0, first.said
+
+
+# Checkpoints
+
+
+def test_checkpoints_of_another_run_are_neither_used_nor_deleted(
+    runs: Runs, small: Small, digest: Digest, undisturbed: Path, tmp_path: Path
+) -> None:
+    """The other run has the same settings but for its seed, and is further on."""
+    pretrain(small(seed=6), tmp_path / "other")
+    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 7, "kill")])
+    assert run.wait() == -signal.SIGKILL
+    for part in ("checkpoints", "history"):
+        shutil.copytree(tmp_path / "other" / part, tmp_path / "run" / part, dirs_exist_ok=True)
+    theirs = contents(tmp_path / "other" / "checkpoints") | contents(tmp_path / "other" / "history")
+    resumed = runs.start(small(), tmp_path / "run", resume=True)
+    assert resumed.wait() == 0, resumed.said
+    said = " ".join(resumed.said.split())
+    assert "Checkpoint step-000000012 is not usable: it belongs to another run. Going back" in said
+    for path, content in theirs.items():
+        assert Path(path.replace("/other/", "/run/")).read_bytes() == content
+    assert (tmp_path / "run" / "checkpoints" / "step-000000012.1").is_dir()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000012")
+    assert digest(tmp_path / "run") == digest(undisturbed)
+
+
+def test_a_lost_run_json_is_made_again_from_the_checkpoints(small: Small, tmp_path: Path) -> None:
+    pretrain(small(epochs=2), tmp_path / "run")
+    description = (tmp_path / "run" / "run.json").read_bytes()
+    (tmp_path / "run" / "run.json").unlink()
+    pretrain(small(epochs=3), tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_bytes()) == json.loads(description)
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not taken for damage: none is gone back to, and nothing is changed."""
+    pretrain(small(epochs=2), tmp_path / "run")
+    from adasim.train import manifest
+
+    newest = max((tmp_path / "run" / "checkpoints").iterdir()) / "manifest.json"
+    values = manifest.unseal(newest)
+    del values["adasim"], values["run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "__version__", "0.1.0")
+        newest.write_bytes(manifest.seal({**values, "format": 2}))
+    (tmp_path / "run" / "run.json").unlink()
+    before = contents(tmp_path / "run")
+    with pytest.raises(
+        UserError, match=r"written by adasim 0\.1, .*\(checkpoint format 2\).* Finish the run with"
+    ):
+        pretrain(small(epochs=2), tmp_path / "run", resume=True)
+    newest.write_bytes(manifest.seal({**values, "format": 4, "adasim": "7.1"}))
+    with pytest.raises(UserError, match=r"written by adasim 7\.1 \(checkpoint format 4\)"):
+        pretrain(small(epochs=2), tmp_path / "run", resume=True)
+    newest.write_bytes(before[str(newest)])
+    assert contents(tmp_path / "run") == before
+
+
+# Settings
+
+
+@pytest.fixture(scope="module")
+def finished(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(small(epochs=3), tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("seed", 6), ("neighbors.tau", 0.5), ("neighbors.window", 2), ("pairs", "nearest"), ("epochs", 2)],
+)
+def test_an_edited_config_is_refused_with_the_name_of_the_field(
+    finished: Path, tmp_path: Path, field: str, value: Any
+) -> None:
+    """The command line takes the settings of a resumed run from that file."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    values = json.loads((out / "config.json").read_text())
+    tree, *names = values, *field.split(".")
+    for name in names[:-1]:
+        tree = tree[name]
+    tree[names[-1]] = value
+    (out / "config.json").write_text(json.dumps(values))
+    before = contents(out)
+    with pytest.raises(
+        UserError, match=rf"{field} was .* and is now {value}.* Has config.json been edited\?"
+    ):
+        pretrain(Config.from_dict(values), out, resume=True)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json", "run.json", "versions.json"])
+def test_an_emptied_description_is_refused_in_a_sentence(
+    small: Small, finished: Path, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    (out / name).write_bytes(b"")
+    before = contents(out)
+    with pytest.raises(UserError, match=name):
+        pretrain(small(epochs=3), out, resume=True)
+    assert contents(out) == before
+
+
+# Disks without flock, and systems without it
+
+
+@pytest.fixture
+def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(lock_module.fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("no_flock")
+def test_a_disk_without_flock_takes_runs_and_refuses_a_second_on_the_same_machine(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", Config(), {}) as run:
+        assert any("has no file locks" in note for note in run.notes)
+        run.check_ours()
+        with pytest.raises(UserError, match=f"in use by process {os.getpid()} "):
+            RunFolder.open(tmp_path / "run")
+    RunFolder.open(tmp_path / "run").close()
+    # A process that was killed: its number may be another's by now.
+    (tmp_path / "run" / "lock").write_text(run_of(os.getpid(), started=1))
+    RunFolder.open(tmp_path / "run").close()
+
+
+@pytest.mark.usefixtures("no_flock")
+def test_without_flock_the_earlier_of_two_machines_stops_before_its_next_save(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, Config(), {}) as run:
+        (tmp_path / "lock").write_text("process 7 on another\n0123456789abcdef 99\n")
+        with pytest.raises(UserError, match="process 7 on another has opened the run"):
+            run.check_ours()
+    (tmp_path / "lock").write_text("process 7 on another\n0123456789abcdef 99\n")
+    with pytest.raises(UserError, match="may be in use by process 7 on another"):
+        RunFolder.create(tmp_path, Config(), {}, overwrite=True)
+    RunFolder.open(tmp_path).close()
+
+
+def run_of(pid: int, started: int) -> str:
+    import socket
+
+    return f"process {pid} on {socket.gethostname()}\n0123456789abcdef {started}\n"
+
+
+WINDOWS = """
+import os, random, sys
+import torch, tensorboard, torch.distributed
+import adasim.config
+sys.modules["fcntl"] = None
+del os.register_at_fork
+from pathlib import Path
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.train.run import RunFolder
+print(RunFolder.open(Path(sys.argv[1]), lock=False).config.epochs)
+create = lambda: RunFolder.create(Path(sys.argv[1] + "2"), Config(), {})
+for attempt in (create, lambda: RunFolder.open(Path(sys.argv[1]))):
+    try:
+        attempt()
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_a_system_without_fcntl_looks_at_runs_and_says_that_it_cannot_train(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", Config(epochs=7), {}).close()
+    done = subprocess.run(
+        [sys.executable, "-c", WINDOWS, tmp_path / "run"], capture_output=True, text=True, check=True
+    )
+    sentence = "Training needs file locks as Linux and macOS have them. On Windows, run adasim inside WSL."
+    assert done.stdout.splitlines() == ["7", sentence, sentence]
+    assert not (tmp_path / "run2").exists()
+
+
+def test_nothing_temporary_is_left_by_any_of_it(finished: Path) -> None:
+    assert not list(finished.rglob(f"*{TEMPORARY}"))
+    checkpoint = CheckpointStore(finished, keep=2).load_latest()
+    assert checkpoint is not None
+    assert checkpoint.run == json.loads((finished / "run.json").read_text())["id"]

@@ -1,0 +1,292 @@
+"""When a run saves, how much disk that takes, and how it gets over damaged lists of neighbours."""
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.models import build_backbone, save_backbone
+from adasim.train.checkpoint import CheckpointStore
+from adasim.train.loop import Training, pretrain
+from adasim.train.state import build_state
+
+Small = Callable[..., Config]
+Digest = Callable[[Path], str]
+Metrics = Callable[[Path], list[dict[str, Any]]]
+STEP = "adasim.train.state:TrainState.count"
+
+
+class Run(Protocol):
+    said: str
+
+    def wait(self, seconds: float = ...) -> int: ...
+
+
+class Runs(Protocol):
+    def start(
+        self, config: Config, out: Path, *, resume: bool = False, hooks: list[dict[str, Any]] | None = None
+    ) -> Run: ...
+
+
+def kill_at(step: int) -> list[dict[str, Any]]:
+    return [{"call": STEP, "number": step, "when": "after", "do": "kill"}]
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps at which runs save."""
+    steps: list[int] = []
+    save = Training.save
+
+    def recorded(self: Training) -> None:
+        steps.append(self.state.step)
+        save(self)
+
+    monkeypatch.setattr(Training, "save", recorded)
+    return steps
+
+
+# When
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        ({"every_epochs": 1}, [3, 6, 9, 12, 15]),
+        ({"every_epochs": 2}, [6, 12, 15]),
+        ({"every_epochs": 0}, [15]),  # a few seconds are less than ten minutes
+        ({"every_epochs": 0, "every_minutes": 0.0}, list(range(1, 16))),
+    ],
+    ids=["every epoch", "every other epoch", "by the clock", "after every step"],
+)
+def test_a_run_saves_by_epochs_by_the_clock_and_at_its_end(
+    small: Small, digest: Digest, tmp_path: Path, saves: list[int], every: dict[str, Any], expected: list[int]
+) -> None:
+    """With a window of two epochs, of which a checkpoint may have written neither."""
+    changes = {f"save__{name}": value for name, value in every.items()}
+    pretrain(small(epochs=5, neighbors__window=2, **changes), tmp_path / "run")
+    assert saves == expected
+    checkpoint = CheckpointStore(tmp_path / "run", keep=2).load_latest()
+    assert checkpoint is not None
+    assert [name[:12] for name in checkpoint.history] == ["epoch-000003", "epoch-000004"]
+    pretrain(small(epochs=5, neighbors__window=2), tmp_path / "often")
+    assert digest(tmp_path / "run") == digest(tmp_path / "often")
+
+
+def test_the_clock_also_counts_at_the_end_of_an_epoch(
+    small: Small, tmp_path: Path, saves: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten minutes that pass in the last step of an epoch are noticed there."""
+    now = [0.0]
+    monkeypatch.setattr("adasim.train.loop.time.monotonic", lambda: now[0])
+    steps = Training.steps
+
+    def slow(self: Training, epoch: int) -> Any:
+        for number, one in enumerate(steps(self, epoch)):
+            now[0] += 601 if (epoch, number) == (1, 2) else 0
+            yield one
+
+    monkeypatch.setattr(Training, "steps", slow)
+    pretrain(small(epochs=3, save__every_epochs=0), tmp_path / "run")
+    assert saves == [6, 9]
+
+
+def test_a_run_that_seldom_saves_still_saves_when_asked_to_stop(
+    runs: Runs, small: Small, digest: Digest, tmp_path: Path
+) -> None:
+    config = small(epochs=4, neighbors__window=3, save__every_epochs=0)
+    hooks = [{"call": STEP, "number": 11, "when": "after", "do": "terminate"}]
+    runs.start(config, tmp_path / "run", hooks=hooks).wait()
+    [checkpoint] = (tmp_path / "run" / "checkpoints").iterdir()
+    assert checkpoint.name in ("step-000000011", "step-000000012")
+    pretrain(config, tmp_path / "run", resume=True)
+    pretrain(config, tmp_path / "whole")
+    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
+
+
+# How much
+
+
+@pytest.mark.parametrize("method", ["dino", "simsiam"])
+def test_the_disk_that_a_run_will_take_is_told_before_the_first_step(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    changes: dict[str, Any] = {"method": method, "optim__name": "sgd"} if method == "simsiam" else {}
+    changes |= {"epochs": 4, "neighbors__window": 2, "neighbors__k": 40, "save__keep": 3}
+    out = tmp_path / "run"
+    pretrain(small(**changes), out)
+    said = words(capsys.readouterr().out)
+    found = re.search(
+        r"Checkpoints: (\S+) MB each, 3 kept, plus neighbour lists of (\S+) kB: about (\S+) MB in", said
+    )
+    assert found, said
+    one, lists, total = (float(number) for number in found.groups())
+    sizes = [sum(f.stat().st_size for f in path.iterdir()) for path in (out / "checkpoints").iterdir()]
+    assert len(sizes) == 3
+    features = 4 * (2048 - 4 * 48) * 96  # of images that so short a run has not met
+    assert 1e6 * one == pytest.approx(sizes[0] + features, rel=0.03)
+    assert 1e3 * lists == pytest.approx(sum(f.stat().st_size for f in (out / "history").iterdir()), rel=0.05)
+    assert total == pytest.approx(3 * one + lists / 1e3, rel=0.01)
+    pretrain(small(**changes), out, resume=True)
+    assert "Checkpoints:" not in capsys.readouterr().out  # there is nothing left to do
+
+
+def test_a_disk_that_is_too_small_is_told_of(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shutil import disk_usage
+
+    small_disk = disk_usage(tmp_path)._replace(free=20_000_000)
+    monkeypatch.setattr("adasim.train.start.shutil.disk_usage", lambda path: small_disk)
+    pretrain(small(epochs=2), tmp_path / "run")
+    assert "Only 20 MB are free there." in words(capsys.readouterr().out)
+
+
+def test_equal_encoders_are_equal_files(small: Small, tmp_path: Path) -> None:
+    """safetensors itself writes its header in an order that changes from file to file."""
+    backbone = build_backbone(small().model, 16, student=False)
+    for i in range(12):
+        save_backbone(tmp_path / f"{i}.safetensors", backbone)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+# Damaged lists
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 8
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "one bit flipped": flip,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:40]),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.fixture(scope="module")
+def killed(runs: Runs, small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a window of three epochs that was killed in its fourth."""
+    out = tmp_path_factory.mktemp("killed") / "run"
+    run = runs.start(small(epochs=6, neighbors__window=3), out, hooks=kill_at(10))
+    assert run.wait() == -signal.SIGKILL, run.said
+    return out
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_lists_that_every_checkpoint_needs_count_as_those_of_images_not_visited(
+    small: Small, killed: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """Those of the first epoch, on which the checkpoints after epochs 2 and 3 look back."""
+    out = tmp_path / "run"
+    shutil.copytree(killed, out)
+    config = small(epochs=6, neighbors__window=3)
+    whole, maimed = build_state(config, 48), build_state(config, 48)
+    checkpoint = CheckpointStore(out, keep=2).load_latest()
+    assert checkpoint is not None
+    whole.load(checkpoint)
+    victim = min((out / "history").iterdir())
+    assert victim.name.startswith("epoch-000000")
+    damage(victim)
+    said: list[str] = []
+    checkpoint = CheckpointStore(out, keep=2, warn=said.append).load_latest()
+    assert checkpoint is not None
+    assert (checkpoint.step, list(checkpoint.lost)) == (9, [victim.name])
+    assert "Going on from step-000000009 without the lists of epoch 1:" in said[0]
+    maimed.load(checkpoint)
+    assert whole.memory is not None
+    assert (whole.memory.history_ids[:, 0] >= 0).any()
+    whole.memory.history_ids[:, 0], whole.memory.history_similarities[:, 0] = -1, 0
+    assert maimed.digest() == whole.digest()
+
+
+def test_a_run_that_lost_lists_goes_on_and_loses_no_more(
+    runs: Runs, small: Small, killed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(killed, out)
+    flip(min((out / "history").iterdir()))
+    again = runs.start(
+        small(epochs=6, neighbors__window=3, save__every_minutes=0.0), out, resume=True, hooks=kill_at(2)
+    )
+    assert again.wait() == -signal.SIGKILL, again.said
+    assert "without the lists of epoch 1" in words(again.said)
+    resumed = runs.start(small(epochs=6, neighbors__window=3), out, resume=True)
+    assert resumed.wait() == 0, resumed.said
+    assert "without the lists" not in words(resumed.said)
+
+
+def test_a_whole_checkpoint_is_preferred_to_one_without_its_lists(small: Small, tmp_path: Path) -> None:
+    """Going back an epoch costs time; the lists would cost the run's bits."""
+    out = pretrain(small(epochs=3), tmp_path / "run")
+    flip(max((out / "history").iterdir()))
+    said: list[str] = []
+    checkpoint = CheckpointStore(out, keep=2, warn=said.append).load_latest()
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.lost) == (6, {})
+    assert "Going back to step-000000006" in said[0]
+
+
+def test_lists_damaged_during_the_run_are_written_again(
+    small: Small, digest: Digest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, save = tmp_path / "run", Training.save
+
+    def damaging(self: Training) -> None:
+        if self.state.step == 9:  # the second epoch's lists, which the last checkpoint will need
+            flip(max((out / "history").iterdir()))
+        save(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "save", damaging)
+        pretrain(small(neighbors__window=3), out)
+    pretrain(small(neighbors__window=3), tmp_path / "undisturbed")
+    assert digest(out) == digest(tmp_path / "undisturbed")
+
+
+def test_retention_keeps_an_incomplete_checkpoint_until_there_are_enough_whole_ones(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    state = {"g": {"x": torch.zeros(1)}}
+    lists = [store.write_history(0, {"x": torch.tensor([0])})]
+    store.save(1, state, {}, lists)
+    flip(tmp_path / "history" / lists[0])
+    lists.append(store.write_history(1, {"x": torch.tensor([1])}))
+    store.save(2, state, {}, lists[1:])
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "step-000000001",
+        "step-000000002",
+    ]
+    store.save(3, state, {}, lists[1:])
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "step-000000002",
+        "step-000000003",
+    ]
+    assert [p.name for p in (tmp_path / "history").iterdir()] == lists[1:]
+
+
+def test_lists_that_are_named_outside_their_folder_are_no_mere_loss(tmp_path: Path) -> None:
+    """Hostile names make the whole checkpoint unusable; nothing is read at that place."""
+    store = CheckpointStore(tmp_path, keep=2)
+    path = store.save(1, {"g": {"x": torch.zeros(1)}}, {}, [])
+    from adasim.train.manifest import seal, unseal
+
+    values = unseal(path / "manifest.json")
+    values["history"] = [{"name": "../lists.safetensors", "size": 1, "sha256": "0"}]
+    (path / "manifest.json").write_bytes(seal(values))
+    with pytest.raises(UserError, match="not a plain file name"):
+        store.load_latest()
+    assert json.loads((path / "manifest.json").read_bytes())["history"]
