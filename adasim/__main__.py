@@ -1,5 +1,40 @@
-"""`python -m adasim`, and what torchrun starts."""
+"""`adasim`, `python -m adasim`, and what torchrun starts."""
 
-from adasim.cli import main
+from __future__ import annotations
 
-main()
+import os
+import sys
+
+from adasim.interrupts import Interrupts, Stopped
+
+
+def main() -> None:
+    """Run the command line, with signals answered from here on: the imports alone take seconds."""
+    for handle in range(3):  # a standard stream that was closed would lend its number to the next file opened
+        try:
+            os.fstat(handle)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    # Never left: a second Ctrl-C must still work while Python tidies up.
+    interrupts = Interrupts("Interrupted, leaving. Once more leaves at once.").__enter__()
+    try:
+        from adasim.cli import main as run
+
+        run()
+    except SystemExit as error:
+        code = error.code
+    except Exception:
+        if interrupts.received is None:
+            raise
+        code = Stopped(interrupts.received).code  # whatever broke, the signal broke it
+    else:
+        if interrupts.received is None:
+            return
+        code = Stopped(interrupts.received).code  # the exception was lost in some destructor
+    # The exception above holds the frames of the run, and with them networks and threads: they must go before
+    # Python does, or torch may abort on its way out.
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from adasim.errors import UserError
 from adasim.fields import check_fields
@@ -19,14 +21,14 @@ from adasim.fields import check_fields
 class DataConfig:
     """Which images, and how they are read."""
 
-    source: str = ""
+    source: Annotated[str, tyro.conf.arg(aliases=("--data",))] = ""
     """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `embedded[:COUNT]`
     (generated images: what the demo and the desk recipes use when nothing is named)."""
     workers: int = 2
     """Loader processes for the per-image path; 0 reads in the main process. Any number gives the same run."""
     max_unreadable: float = 0.01
     """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
-    verify: bool = False
+    verify: Annotated[bool, tyro.conf.arg(aliases=("--verify-data",))] = False
     """Read every file before training and keep a hash of all its bytes; on a resume, compare them all. Without it,
     modification times and the contents of a sample are compared."""
 
@@ -179,6 +181,9 @@ class NeighborsConfig:
     this epoch (Algorithm 1 as printed); the partner is drawn after the image's own forward pass."""
     cache: Literal["auto", "float32", "float16"] = "auto"
     """Type of the feature cache; `auto` is float16 on an accelerator and float32 on a CPU."""
+    watch: bool = False
+    """Keep the memory beside pairs that do not need it (standard, oracle), to log the same neighbour metrics as a run
+    with AdaSim pairs. It changes nothing that is learnt, and costs the memory's room and time."""
     oracle_p: float = 0.5
     """Pairs `oracle` only: probability of a standard pair at the last epoch (falls linearly from 1)."""
 
@@ -330,7 +335,12 @@ class Config:
                 f"eval.every={self.eval.every} needs labels and {self.data.source} has none. "
                 f"Leave it out, or sort the images into one folder per class."
             )
-        if self.pairs in ("standard", "oracle"):
+        if self.method == "simsiam" and self.batch_size < 2:
+            raise UserError(
+                "method=simsiam needs a batch_size of at least 2: batch norm has nothing to compare one image with. "
+                "Raise --batch-size."
+            )
+        if self.pairs in ("standard", "oracle") and not self.neighbors.watch:
             return
         if self.neighbors.k > num_images:
             raise UserError(

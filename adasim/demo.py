@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from adasim import terminal
 from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
@@ -27,10 +28,10 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
 
     Args:
         out: the run folder to make; by default the first free one of runs/demo, runs/demo-2, ...
-        seed: names every random choice.
+        seed: the random seed.
     """
     out = out or _free_folder(Path("runs"), "demo")
-    console = Console(highlight=False)
+    console = terminal.console()
     config = get_recipe("demo")
     config.seed = seed
     train, test = open_images(config.data.source), open_images(config.data.source, split="test")
@@ -44,9 +45,7 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
 
     state = build_state(config, len(train))  # as it was before the first step
     checkpoint = CheckpointStore(out, config.save.keep).load_latest()
-    if checkpoint is None or checkpoint.info["epoch"] < config.epochs:
-        return  # stopped by the person who started it; the run has said how to continue
-
+    assert checkpoint is not None
     transform = EvalTransform.for_run(config)
     encoders = {"untrained encoder": state.method.exported, "after pretraining": load_backbone(out)}
     rows = {"raw pixels": _centred_pixels(train, test)}
@@ -73,7 +72,7 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
         ("neighbours.png", "what some images draw their partners from"),
         ("metrics.jsonl", f"curves; or: tensorboard --logdir {out}"),
     ):
-        console.print(f"  {out / file}  [dim]{what}[/dim]", soft_wrap=True)
+        console.print(Text.assemble(f"  {out / file}  ", (what, "dim")), soft_wrap=True)
 
 
 def _centred_pixels(*sets: ImageSet) -> list[torch.Tensor]:

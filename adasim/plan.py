@@ -18,8 +18,10 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch.utils.flop_counter import FlopCounterMode
 
+from adasim import terminal
 from adasim.config import Config, ModelConfig
 from adasim.errors import UserError
 from adasim.methods import build_method
@@ -249,10 +251,10 @@ def show(plan: Plan, console: Console) -> None:
     table = Table(box=None, padding=(0, 2), show_header=False)
 
     def row(what: str, value: str, why: str) -> None:
-        table.add_row(what, value, f"[dim]{why}[/dim]")
+        table.add_row(what, value, Text(why, "dim"))
 
     rows = f"{plan.rows:,} rows"
-    table.add_row("[bold]Memory of one rank[/bold]")
+    table.add_row(Text("Memory of one rank", "bold"))
     row("feature cache", _bytes(plan.cache_bytes), f"device: {rows} x {plan.dim}, {plan.cache}")
     row("int8 copy", _bytes(plan.int8_bytes), "device: speeds the exact search up")
     row(
@@ -263,7 +265,7 @@ def show(plan: Plan, console: Console) -> None:
     row("epoch in progress", _bytes(plan.current_bytes), "main memory")
     row("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step")
     row("order and partners", _bytes(plan.replicated_bytes), "main memory: of all images, on every rank")
-    table.add_row("[bold]Files[/bold]")
+    table.add_row(Text("Files", "bold"))
     row("checkpoint", _bytes(plan.checkpoint_bytes), "of one rank: cache and epoch in progress")
     row(
         "lists of an epoch",
@@ -276,12 +278,12 @@ def show(plan: Plan, console: Console) -> None:
             _bytes(plan.training.checkpoint_bytes),
             f"DINO, {plan.backbone}: both networks, moments",
         )
-    table.add_row("[bold]Received by one rank[/bold]")
+    table.add_row(Text("Received by one rank", "bold"))
     row("neighbours, per step", _bytes(plan.step_wire_bytes), "queries, candidates, merged lists")
     if plan.gradient_wire_bytes is not None:
         row("gradients, per step", _bytes(plan.gradient_wire_bytes), "fp32, for comparison")
     row("partners, per epoch", _bytes(plan.epoch_wire_bytes), "int32")
-    table.add_row("[bold]Arithmetic of one rank, per step[/bold]")
+    table.add_row(Text("Arithmetic of one rank, per step", "bold"))
     row("exact search", _flops(plan.search_flops), f"{plan.batch} queries x {rows} x {plan.dim}")
     if plan.training_flops is not None and plan.search_share is not None:
         why = f"DINO, {plan.backbone}, {plan.batch // plan.ranks} images of {plan.size} pixels, two views"
@@ -290,12 +292,12 @@ def show(plan: Plan, console: Console) -> None:
     console.print(table)
     console.print()
     for sentence in plan.advice():
-        console.print(f"- {sentence}", highlight=False, soft_wrap=True)
+        console.print(f"- {sentence}", soft_wrap=True)
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim plan`"""
-    show(make_plan(tyro.cli(PlanArguments, args=arguments, prog="adasim plan")), Console(width=110))
+    show(make_plan(tyro.cli(PlanArguments, args=arguments, prog="adasim plan")), terminal.console(width=110))
 
 
 def _bytes(count: float) -> str:

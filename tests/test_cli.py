@@ -1,13 +1,16 @@
 """The command line as a person meets it: bad input is one sentence, exit code 2 and nothing half-written."""
 
 import json
+import shutil
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from adasim.cli import main
+from adasim.cli import expand_home, main
 from adasim.recipes import RECIPES
 
 TINY = [
@@ -64,6 +67,7 @@ def folder(tmp_path: Path) -> Path:
         (["--data", "{tmp}/images", "--optim.warmup-epochs", "9"], "optim.warmup_epochs=9"),
         (["--data", "{tmp}/images", "--device", "abacus"], "device=abacus"),
         (["--data", "{tmp}/images", "--eval.every", "1"], "eval.every=1 needs labels"),
+        (["--data", "{tmp}/images", "--batch-size", "1"], "method=simsiam needs a batch_size of at least 2"),
         (["--data", "{tmp}/images", "--out", "{tmp}/images"], "not empty and not a run"),
     ],
 )
@@ -130,3 +134,125 @@ def test_help_of_a_recipe_shows_its_values(capsys: pytest.CaptureFixture[str]) -
     shown = " ".join(capsys.readouterr().out.split())
     assert "--neighbors.tau" in shown
     assert "65536" in shown
+
+
+def test_the_short_help_fits_a_screen_and_names_what_people_type(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["pretrain", "dino-vit-s16", "-h"])
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 24
+    assert max(map(len, shown.splitlines())) <= 80
+    for option in (
+        "--data",
+        "--out",
+        "--resume",
+        "--pairs",
+        "--epochs",
+        "--neighbors.tau",
+        "--device",
+        "--help",
+    ):
+        assert option in shown
+    assert "0.2" in shown
+
+
+def test_the_long_help_names_the_special_options_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["pretrain", "desk-vit", "--help"])
+    shown = capsys.readouterr().out
+    for option in ("--data ", "--data.source", "--out", "--resume"):
+        assert option in shown
+
+
+@pytest.mark.parametrize("words", [["--data=~/photos"], ["--data", "~/photos"], ["--data.source=~/photos"]])
+def test_a_tilde_is_expanded_where_the_shell_does_not(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    message = refusal(["pretrain", "desk-resnet", *words, "--out=~/run"], capsys)
+    assert f"No such folder: {tmp_path}/photos" in message
+    assert expand_home("hf:~/x") == f"hf:{tmp_path}/x"
+    assert [expand_home(word) for word in ("a~/b", "--out=x~", "-")] == ["a~/b", "--out=x~", "-"]
+
+
+def test_a_resume_from_another_folder_says_where_the_run_was_started(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["pretrain", "desk-resnet", *TINY, "--data", "images", "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for words in (["pretrain", "--resume", "../run"], ["eval", "knn", "../run"]):
+        message = refusal(words, capsys)
+        assert f"was started from {tmp_path} with --data images" in message
+        assert "with --data." in message
+    main(["pretrain", "--resume", "../run", "--data", "../images"])
+    assert "is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"RANK": "abc", "WORLD_SIZE": "2"}, "RANK=abc, which is not a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE="),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 must be below WORLD_SIZE=0"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "x"}, "SLURM_PROCID=x"),
+    ],
+)
+def test_a_strange_environment_is_refused_in_a_sentence(
+    env: dict[str, str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert expected in refusal(["pretrain", "demo", "--out", str(tmp_path / "run")], capsys)
+
+
+def small_disk(path: Path, *options: str) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", ",".join(["size=32m", *options]), "none", str(path)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+
+
+def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_needed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    small_disk(disk)
+    try:
+        for out, epochs in (("whole", "2"), ("half", "3")):
+            words = ["pretrain", "desk-resnet", *TINY, "--data", str(folder), "--out", str(disk / out)]
+            main([*words, "--epochs", epochs])
+        metrics = disk / "half" / "metrics.jsonl"
+        for newest in sorted((disk / "half" / "checkpoints").iterdir())[-1:]:
+            shutil.rmtree(newest)  # the run is in its last epoch again, and has lines of metrics to drop
+        assert metrics.stat().st_size
+        fill(disk / "filler")
+        capsys.readouterr()
+        main(["pretrain", "--resume", str(disk / "whole")])
+        assert "is complete" in capsys.readouterr().out
+        message = refusal(["pretrain", "--resume", str(disk / "half")], capsys)
+        assert f"Cannot write to {disk / 'half'}: No space left on device" in message
+        (disk / "filler").unlink()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for out in ("whole", "half"):
+            message = refusal(["pretrain", "--resume", str(disk / out)], capsys)
+            assert f"Cannot write to {disk / out}: Read-only file system" in message
+        assert "Read-only" in refusal([*words[:-1], str(disk / "new")], capsys)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def fill(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        for size in (1 << 16, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))

@@ -16,7 +16,9 @@ from typing import Any
 import tyro
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from adasim import terminal
 from adasim.errors import UserError
 from adasim.eval.arguments import (
     Common,
@@ -89,9 +91,13 @@ def linear(arguments: LinearArguments, console: Console) -> None:
         table.add_row(*cells, f"{last.top1:.2f}", f"{last.top5:.2f}", style="bold" if chosen else "")
     console.print(table)
     console.print(
-        f"Best epoch of the best rate, as published: [bold]{result.best.top1:.2f}[/bold] "
-        f"(top-5 {result.best.top5:.2f})   last epoch: [bold]{result.last.top1:.2f}[/bold] "
-        f"(top-5 {result.last.top5:.2f})   (both chosen on the test images)",
+        Text.assemble(
+            "Best epoch of the best rate, as published: ",
+            (f"{result.best.top1:.2f}", "bold"),
+            f" (top-5 {result.best.top5:.2f})   last epoch: ",
+            (f"{result.last.top1:.2f}", "bold"),
+            f" (top-5 {result.last.top5:.2f})   (both chosen on the test images)",
+        ),
         soft_wrap=True,
     )
     if result.further_rates():
@@ -133,7 +139,7 @@ def linear(arguments: LinearArguments, console: Console) -> None:
 
 def fewshot(arguments: FewshotArguments, console: Console) -> None:
     bench = open_bench(arguments, console)
-    sources = arguments.data or ((bench.subject.source,) if bench.subject.source else ())
+    sources = arguments.data or tuple(filter(None, [own_source(bench, arguments)]))
     if not sources:
         raise UserError("Which images? Name one or several data sets with --data.")
     setting = f"{arguments.ways}-way {arguments.shots}-shot"
@@ -183,7 +189,7 @@ def segmentation(arguments: SegmentationArguments, console: Console) -> None:
     size = arguments.size or (native if side else native * SEGMENTATION_SIZE)
     data = arguments.data
     if data is None and arguments.train is None:
-        data = bench.subject.source
+        data = own_source(bench, arguments)
     split = open_masked_split(data, arguments.train, arguments.test, size=native, seed=arguments.seed)
     say_found(split, console)
     result, num_classes = bench.segmentation(
@@ -244,7 +250,7 @@ def table(arguments: TableArguments, console: Console) -> None:
     if arguments.format == "terminal":
         print_comparison(comparison, console)
     else:
-        print({"markdown": to_markdown, "latex": to_latex}[arguments.format](comparison), end="")
+        console.out({"markdown": to_markdown, "latex": to_latex}[arguments.format](comparison), end="")
 
 
 def open_bench(arguments: Common, console: Console, size: int | None = None) -> Bench:
@@ -272,7 +278,7 @@ def open_sources(bench: Bench, arguments: Any, console: Console) -> Split:
     """The images that were asked for, or the run's own; how they were divided, if nobody said."""
     data = arguments.data
     if data is None and arguments.train is None:
-        data = bench.subject.source
+        data = own_source(bench, arguments)
     size = bench.subject.transform.size
     split = open_split(data, arguments.train, arguments.test, size=size, seed=arguments.seed)
     say_found(split, console)
@@ -294,7 +300,16 @@ def pick_unbalanced(sources: Sequence[str], wanted: Sequence[str] | None) -> lis
 def say_found(split: Split, console: Console) -> None:
     """What images there are, what was left out, and how they were divided, if nobody said."""
     for sentence in [*split.found(), *([split.note] if split.note else [])]:
-        console.print(sentence, markup=False, soft_wrap=True)
+        console.print(sentence, soft_wrap=True)
+
+
+def own_source(bench: Bench, arguments: Common) -> str | None:
+    """The images that the run was trained on, if the model is a run."""
+    from adasim.train.run import RunFolder
+
+    if bench.subject.source is not None and Path(arguments.model).is_dir():
+        RunFolder.open(Path(arguments.model), lock=False).check_source()
+    return bench.subject.source
 
 
 def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:
@@ -308,10 +323,10 @@ def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:
 
 def title(console: Console, what: str, bench: Bench, split: Split | None = None) -> None:
     subject = bench.subject
-    text = f"\n[bold]{what}[/bold] of {subject.name} ({subject.origin})"
+    text = f" of {subject.name} ({subject.origin})"
     if split is not None:
         text += f" on {split.name}: {len(split.train_ids):,} training and {len(split.test_ids):,} test images"
-    console.print(text + ", in percent", soft_wrap=True)
+    console.print(Text.assemble(("\n" + what, "bold"), text, ", in percent"), soft_wrap=True)
 
 
 def keep(bench: Bench, arguments: Common, console: Console, result: Result) -> None:
@@ -340,16 +355,20 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, Console], None], str]] = {
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim eval ...`"""
-    console = Console(highlight=False)
+    console = terminal.console()
     if not arguments or arguments[0] in ("-h", "--help"):
-        console.print("[bold]adasim eval[/bold] WHAT MODEL \\[options]\n")
+        console.print(Text.assemble(("adasim eval", "bold"), " WHAT MODEL [options]\n"))
         lines = Table(box=None, padding=(0, 2), show_header=False)
         for name, (_, _, text) in COMMANDS.items():
-            lines.add_row(f"[bold]{name}[/bold]", text)
+            lines.add_row(Text(name, "bold"), text)
         console.print(lines)
         console.print(
-            "\nMODEL is a run folder, a backbone.safetensors, or a timm model name. Results are kept in the run's "
-            "results.jsonl.\n[bold]adasim eval WHAT --help[/bold] shows every option."
+            Text.assemble(
+                "\nMODEL is a run folder, a backbone.safetensors, or a timm model name. Results are kept in the "
+                "run's results.jsonl.\n",
+                ("adasim eval WHAT --help", "bold"),
+                " shows every option.",
+            )
         )
         return
     if arguments[0] not in COMMANDS:

@@ -22,12 +22,12 @@ from typing import Literal
 import safetensors
 import safetensors.torch
 import torch
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TextColumn
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from adasim import terminal
 from adasim.data import ImageSet, Unreadable
 from adasim.errors import UserError
 from adasim.files import atomic_write
@@ -290,10 +290,11 @@ def _bytes(tensor: Tensor) -> memoryview:
 @contextmanager
 def progress_bar(text: str, total: int, wanted: bool = True) -> Iterator[Callable[[int], None]]:
     """A function to call with how much more is done; the bar is shown on a terminal only, and goes at the end."""
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     if not (wanted and console.is_terminal):
         yield lambda count: None
         return
-    with Progress(console=console, transient=True) as progress:
+    columns = (TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:])
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(text, total=total)
         yield lambda count: progress.advance(task, count)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.eval.results import Comparison
+from adasim.terminal import printable
 
 _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
@@ -21,10 +22,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     table = Table(box=None, padding=(0, 2), caption_justify="left")
     table.add_column("run")
     for protocol, setting, data in comparison.headings:
-        table.add_column(f"{protocol}\n[dim]{setting}\n{data}[/dim]", justify="right")
+        what = "\n".join(map(printable, (setting, data)))
+        table.add_column(Text.assemble(printable(protocol), "\n", (what, "dim")), justify="right")
     best = _best(comparison)
     for name, cells in comparison.rows:
-        row = [Text(name)]
+        row = [Text(printable(name))]
         for cell, top in zip(cells, best, strict=True):
             text = Text(
                 "-" if cell is None else f"{cell[0]:.1f}", style="bold" if cell and cell[0] == top else ""

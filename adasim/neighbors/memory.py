@@ -224,6 +224,20 @@ class NeighborMemory:
         best = lists.gather(1, other.int().argmax(1, keepdim=True))[:, 0]
         return torch.where(other.any(1), best, ids)
 
+    def best_other(self, partners: Tensor) -> Tensor:
+        """The candidate with the largest p_win other than `partners`, for each image held here; -1 if there is none.
+
+        With the partners j* of the epoch this is the paper's second neighbour. tau does not change who is best.
+        """
+        best = torch.full_like(partners, -1)
+        for start in range(0, len(partners), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            candidates, _ = self._ranked(chunk)  # (C, S), best first
+            other = (candidates != partners[chunk, None]) & (candidates >= 0)
+            found = candidates.gather(1, other.int().argmax(1, keepdim=True))[:, 0]
+            best[chunk] = torch.where(other.any(1), found, -1)
+        return best
+
     # ---- state ----
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from adasim import terminal
 from adasim.errors import UserError
 from adasim.train.devices import claim_device, pick_device
 from adasim.train.meeting import meet
@@ -57,16 +57,23 @@ class Place:
     def find(cls, env: Mapping[str, str]) -> Place:
         """From torchrun's variables or, in a step started by srun, from Slurm's."""
         if "RANK" in env and "WORLD_SIZE" in env:
-            return cls(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0")))
+            place = cls(_number(env, "RANK"), _number(env, "WORLD_SIZE"), _number(env, "LOCAL_RANK"))
+            if place.rank >= place.world:
+                raise UserError(
+                    f"RANK={place.rank} must be below WORLD_SIZE={place.world}. Start with torchrun, or unset both."
+                )
+            return place
         # A batch script has SLURM_NTASKS too, but is one process: only srun sets the step's id.
         if "SLURM_STEP_ID" not in env or "SLURM_PROCID" not in env:
             return cls()
-        world = int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "1"))
+        world = _number(
+            env, "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS", "1"
+        )
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "localhost")
         host = env.get("MASTER_ADDR") or first_host(nodes)
-        port = env.get("MASTER_PORT") or str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000)
-        local_rank = int(env.get("SLURM_LOCALID", "0"))
-        return cls(int(env["SLURM_PROCID"]), world, local_rank, f"tcp://{host}:{port}" if world > 1 else None)
+        port = env.get("MASTER_PORT") or str(20000 + _number(env, "SLURM_JOB_ID") % 20000)
+        rank, local_rank = _number(env, "SLURM_PROCID"), _number(env, "SLURM_LOCALID")
+        return cls(rank, world, local_rank, f"tcp://{host}:{port}" if world > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,9 @@ class Distributed:
             torch.accelerator.set_device_index(where.index)
         if place.world == 1:
             return cls(0, 1, where)
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if place.address is None and name not in os.environ:
+                raise UserError(f"WORLD_SIZE={place.world}, but {name} is not set. Start with torchrun.")
         address = place.address or "env://"
         store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
         store = meet(store, rank, world, timeout)
@@ -133,7 +143,7 @@ class Distributed:
 
     def _tell(self, error: UserError) -> None:
         if not self.is_main:  # whose errors the command line shows
-            print(f"adasim: {error}", file=sys.stderr, flush=True)
+            terminal.complain(error)
 
     @property
     def is_main(self) -> bool:
@@ -223,6 +233,15 @@ class Distributed:
                 if isinstance(one, UserError):
                     one.shared = True
                 raise one
+
+
+def _number(env: Mapping[str, str], name: str, default: str = "0") -> int:
+    value = env.get(name, default)
+    if not value.isdecimal():
+        raise UserError(
+            f"The environment has {name}={value}, which is not a whole number. Correct or unset it."
+        )
+    return int(value)
 
 
 ALONE = Distributed(0, 1, torch.device("cpu"))

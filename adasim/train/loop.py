@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -15,10 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from adasim import seeding
+from adasim import seeding, terminal
 from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader, check_same_data, describe, open_images, record
 from adasim.errors import UserError
@@ -32,7 +32,7 @@ from adasim.train.distributed import ALONE, Distributed
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import Reporter
 from adasim.train.run import RunFolder, check_same, decisive
-from adasim.train.signals import StopRequests
+from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
 from adasim.train.start import disk_needed, follow
 from adasim.train.state import TrainState, build_policy, build_state
 from adasim.train.unreadable import UnreadableList
@@ -42,6 +42,7 @@ class NonFiniteLossError(UserError):
     """The loss is NaN or infinite: raised before optimiser, teacher and centre move, and nothing is saved."""
 
 
+@forgetting_frames
 def pretrain(
     config: Config | str,
     out: str | Path,
@@ -60,6 +61,9 @@ def pretrain(
             with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
             at step 0.
         overwrite: if `out` holds a run that no process uses, delete it first.
+
+    Raises:
+        Stopped: Ctrl-C or another signal asked to stop, and everything is saved. It is a SystemExit.
 
     >>> import adasim
     >>> run = adasim.pretrain("demo", "runs/demo")         # doctest: +SKIP
@@ -119,12 +123,16 @@ def pretrain(
 
 def say(text: str) -> None:
     """A word before the progress bar is there."""
-    Console(highlight=False, markup=False, emoji=False).print(text, soft_wrap=True)
+    terminal.console().print(text, soft_wrap=True)
 
 
 def restarted() -> bool:
-    """Whether torchrun (`--max-restarts`) has started this process again; not every node counts every restart."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    """Whether torchrun (`--max-restarts`) or Slurm (a requeue) has started this process again.
+
+    Not every node of torchrun counts every restart.
+    """
+    counts = (os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
 class Training:
@@ -172,13 +180,20 @@ class Training:
         self.saved_at = time.monotonic()
 
     def run(self) -> None:
-        """Train to the last epoch, or to a request to stop."""
+        """Train to the last epoch, or to a request to stop.
+
+        Raises:
+            Stopped: a signal or a closed standard output asked to stop; everything is saved. On all ranks.
+        """
         config, state = self.config, self.state
         if state.epoch < config.epochs:
             self.notes.append(disk_needed(state, config.save.keep, self.path, self.ranks))
-        with StopRequests() as stop, self.report:
-            for note in self.notes:
-                self.report.say(note)
+        for note in self.notes:
+            self.report.say(note)
+        if state.epoch >= config.epochs and self.saved_step == state.step:
+            self.report.say(f"{self.path} is complete: nothing is left of its {config.epochs} epochs.")
+            return
+        with self.report, StopRequests(self.report.say if self.ranks.is_main else None) as stop:
             while state.epoch < config.epochs and not self.ranks.all_any(self.stopping or stop.requested):
                 self.train_epoch(stop)
             if self.saved_step != state.step:  # stopped in mid-epoch, or the last save failed
@@ -188,10 +203,18 @@ class Training:
                     f"Step {state.step} could not be saved to {self.path}; the newest checkpoint is of step "
                     f"{self.saved_step}. Make room, then: adasim pretrain --resume {self.path}"
                 )
-            if state.epoch < config.epochs:
-                self.report.say(
-                    f"Stopped after step {state.step}. Continue with: adasim pretrain --resume {self.path}"
-                )
+            self.end(self.ranks.gather(stop.number or 0))
+
+    def end(self, signals: list[int]) -> None:
+        """Say why the run ends before its last epoch, if it does; `signals`: each rank's reason to stop, or 0."""
+        complete = self.state.epoch >= self.config.epochs
+        if not any(signals) or (complete and max(signals) == signal.SIGUSR1):
+            return
+        more = "the run is complete." if complete else f"Continue with: adasim pretrain --resume {self.path}"
+        self.report.say(f"Stopped after step {self.state.step}. {more}")
+        if signal.SIGUSR1 in signals and not complete and self.ranks.is_main:
+            self.report.say(requeue())
+        raise stopped(max(signals))
 
     def train_epoch(self, stop: StopRequests) -> None:
         """The rest of the current epoch, or as much of it as a request to stop allows."""
@@ -222,7 +245,7 @@ class Training:
                     return
                 if save_due:
                     self.save()
-        self.report.epoch(epoch, step, self.loader.quarantined)
+        self.report.epoch(epoch, step, self.policy, self.loader.quarantined)
         state.end_epoch()
         every = self.config.save.every_epochs
         last = state.epoch == self.config.epochs
@@ -286,10 +309,13 @@ class Training:
         """
         mine = float(loss.detach())
         overdue = time.monotonic() - self.saved_at >= 60 * self.config.save.every_minutes
+        asked = stop.take_save()
+        if asked:
+            self.report.say("SIGUSR1: saving after this step.")
         mean, stopping, save_due, changed, unread = self.ranks.all_mean(
             mine,
             stop.requested,
-            overdue and self.ranks.is_main,
+            asked or (overdue and self.ranks.is_main),
             float((batch.partners != batch.ids).sum()),
             len(self.loader.quarantined) - self.unreadable,
         )

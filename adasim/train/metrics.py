@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from adasim.files import atomic_write
+
+TIMES = (
+    "seconds",
+    "images_per_second",
+    "waiting",
+    "epoch_seconds",
+    "epoch_images_per_second",
+    "epoch_waiting",
+)
+"""Metrics in which two runs of one configuration differ."""
 
 
 class MetricsLog:
@@ -28,8 +38,12 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter  # a slow import, of use to training alone
 
         path = Path(folder) / "metrics.jsonl"
+        self.pace = Pace()
         if resume_step is not None and path.exists():
-            atomic_write(path, b"".join(_lines_up_to(path, resume_step)))
+            lines = list(_lines_up_to(path, resume_step))
+            if sum(map(len, lines)) != path.stat().st_size:  # nothing to drop needs no room on the disk
+                atomic_write(path, b"".join(lines))
+            self.pace = Pace.after(json.loads(line) for line in lines)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._size = os.fstat(self._file).st_size
         self._pending = b""
@@ -54,14 +68,11 @@ class MetricsLog:
             self._board = None
 
     def _flush(self) -> None:
-        try:
+        with suppress(OSError):  # full, out of quota, read-only by now: `sync` will tell
             while self._pending:
                 written = os.pwrite(self._file, self._pending, self._size)
                 self._size += written
                 self._pending = self._pending[written:]
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
 
     def _check_place(self) -> None:
         """TensorBoard opens its file by name each time: never one in a folder that was made anew in this place."""
@@ -94,6 +105,67 @@ def _inode(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+class Pace:
+    """Time and speed: `count` every step; `lap` and `epoch` give the figures since the last call of their own.
+
+    Args:
+        seconds: of training before this process, in runs that were resumed.
+        epoch_seconds: those of them that belong to the epoch in progress.
+    """
+
+    def __init__(
+        self, seconds: float = 0.0, epoch_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._zero = clock() - seconds
+        self._epoch_zero = clock() - epoch_seconds
+        self._lap, self._epoch = _Span(clock()), _Span(clock())
+
+    @classmethod
+    def after(cls, lines: Iterable[dict[str, Any]]) -> Pace:
+        """Going on after these lines of metrics."""
+        seconds = epoch_began = 0.0
+        for line in lines:
+            seconds = float(line.get("seconds") or seconds)
+            epoch_began = seconds if "epoch_seconds" in line else epoch_began
+        return cls(seconds, seconds - epoch_began)
+
+    def count(self, images: int, waited_s: float) -> None:
+        """One more step, and how long it waited for its data."""
+        for span in (self._lap, self._epoch):
+            span.images += images
+            span.waited += waited_s
+
+    def lap(self) -> dict[str, float]:
+        now = self._clock()
+        speed, waiting = self._lap.figures(now)
+        self._lap = _Span(now)
+        return {"seconds": now - self._zero, "images_per_second": speed, "waiting": waiting}
+
+    def epoch(self) -> dict[str, float]:
+        now = self._clock()
+        speed, waiting = self._epoch.figures(now)
+        took, self._epoch_zero, self._epoch = now - self._epoch_zero, now, _Span(now)
+        return {
+            "seconds": now - self._zero,
+            "epoch_seconds": took,
+            "epoch_images_per_second": speed,
+            "epoch_waiting": waiting,
+        }
+
+
+class _Span:
+    """What happened since a moment."""
+
+    def __init__(self, began: float) -> None:
+        self.began, self.images, self.waited = began, 0, 0.0
+
+    def figures(self, now: float) -> tuple[float, float]:
+        """Images per second, and the share of the time that was spent waiting for data."""
+        took = max(now - self.began, 1e-9)
+        return self.images / took, min(1.0, self.waited / took)
 
 
 def _lines_up_to(path: Path, step: int) -> Iterable[bytes]:

@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from adasim import terminal
+
 _SMOOTH_S = 20.0  # speeds are averages over about this long
 
 
@@ -51,7 +53,7 @@ class Progress:
         self.epoch = 0
         self.loss = math.nan
         self.bootstrap: float | None = None
-        self._console = console or Console(highlight=False)
+        self._console = console or terminal.console()
         self._every_s = every_s
         self._clock = clock
         self._last = clock()
@@ -106,8 +108,8 @@ class Progress:
             self._print_line()
 
     def say(self, text: str) -> None:
-        """Print a message for good, above the bar."""
-        self._print(text, wrap=self._live is not None)
+        """Print a message for good, above the bar; what a name in it holds cannot make it two lines."""
+        self._print(terminal.printable(text), wrap=self._live is not None)
 
     @property
     def images_per_second(self) -> float:

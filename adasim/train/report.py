@@ -8,16 +8,18 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
+from adasim import terminal
 from adasim.config import Config
 from adasim.data import ImageSet
+from adasim.errors import UserError
 from adasim.eval.online import online_knn
 from adasim.methods import Step
 from adasim.models.transforms import EvalTransform
+from adasim.neighbors import PairPolicy
 from adasim.train.distributed import Distributed
-from adasim.train.metrics import MetricsLog
+from adasim.train.metrics import MetricsLog, Pace
 from adasim.train.monitor import CollapseWatch
 from adasim.train.progress import Progress
 from adasim.train.state import TrainState
@@ -43,15 +45,24 @@ class Reporter:
         self.steps_per_epoch = steps_per_epoch
         self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
         self.told_unreadable = 0
+        console = terminal.console() if ranks.is_main else terminal.console(quiet=True, force_terminal=False)
+        self.bar = Progress(config.epochs * steps_per_epoch, config.epochs, console=console)
+        self.metrics: MetricsLog | None = None
 
     def __enter__(self) -> Reporter:
         self._stack = ExitStack()
-        first = self.ranks.is_main
-        self.metrics = self._stack.enter_context(MetricsLog(self.path, self.state.step)) if first else None
-        console = Console(highlight=False) if first else Console(quiet=True, force_terminal=False)
-        total = self.config.epochs * self.steps_per_epoch
-        bar = Progress(total, self.config.epochs, self.state.step, console)
-        self.bar = self._stack.enter_context(bar)
+        with self.ranks.together():
+            if self.ranks.is_main:
+                try:
+                    self.metrics = self._stack.enter_context(MetricsLog(self.path, self.state.step))
+                except OSError as error:
+                    raise UserError(
+                        f"Cannot write to {self.path}: {error.strerror or error}. Make room or make it writable, "
+                        f"then: adasim pretrain --resume {self.path}"
+                    ) from error
+        self.pace = Pace() if self.metrics is None else self.metrics.pace
+        self.bar.step = self.state.step
+        self._stack.enter_context(self.bar)
         return self
 
     def __exit__(
@@ -60,7 +71,10 @@ class Reporter:
         self._stack.close()
 
     def say(self, text: str) -> None:
+        """Tell people. Where nobody reads standard output any more, on standard error."""
         self.bar.say(text)
+        if terminal.is_unread() and self.ranks.is_main:
+            terminal.complain(text)
 
     def sync(self) -> None:
         """Wait until all metrics are on the disk."""
@@ -73,18 +87,20 @@ class Reporter:
         seen = state.step_in_epoch * batch_size
         bootstrap = None if self.config.pairs == "standard" else state.partners_changed / seen
         state.recent.append(step.feature)
+        self.pace.count(batch_size, waited)
         self.bar.update(
             step=state.step, epoch=epoch, loss=loss, images=batch_size, waited_s=waited, bootstrap=bootstrap
         )
         if self.metrics is not None and state.step % self.config.save.log_every == 0:
             values = {"epoch": epoch, "loss": loss, "lr": state.optimizer.param_groups[0]["lr"]}
             values |= {name: float(value) for name, value in step.diagnostics.items()}
+            values |= self.pace.lap()
             self.metrics.write(state.step, values)
 
-    def epoch(self, epoch: int, step: Step, unreadable: dict[int, str]) -> None:
+    def epoch(self, epoch: int, step: Step, policy: PairPolicy, unreadable: dict[int, str]) -> None:
         """The epoch's line of metrics, and a word if the encoder collapses or images cannot be read."""
         state = self.state
-        neighbours = self.neighbour_accuracy()  # takes all ranks
+        neighbours = self.neighbour_accuracy(epoch, policy)  # takes all ranks
         if self.metrics is None:
             return
         entropy = step.diagnostics.get("teacher_entropy")
@@ -116,27 +132,38 @@ class Reporter:
                 workers=self.config.data.workers,
                 seed=self.config.seed,
             )
+        values |= self.pace.epoch()
         self.metrics.write(state.step, values)
 
-    def neighbour_accuracy(self) -> dict[str, float]:
-        """Of this epoch's lists: how often the first and second neighbour is the image, or of its class."""
-        memory = self.state.memory
+    def neighbour_accuracy(self, epoch: int, policy: PairPolicy) -> dict[str, float]:
+        """How often neighbours are of the image's class: this epoch's lists (released code), p_win (paper)."""
+        memory, labels = self.state.memory, self.images.labels
         if memory is None:
             return {}
-        counts = neighbour_counts(memory.current_ids, memory.rows.start, self.images.labels)
+        counts = neighbour_counts(memory.current_ids, memory.rows.start, labels)
+        if labels is not None:
+            partners = policy.partners(epoch)[memory.rows.start : memory.rows.stop]  # as they were drawn
+            observed = memory.current_ids[:, 0] >= 0
+            own = labels[memory.rows.start : memory.rows.stop]
+            chosen = {"partner_accuracy": partners, "second_neighbour_accuracy": memory.best_other(partners)}
+            for name, images in chosen.items():
+                same = (labels[images.clamp(min=0)] == own) & (images >= 0)
+                counts[name] = int((same & observed).sum())
+            if memory.epochs == 0 and memory.timing == "previous":  # p_win has no candidates yet
+                counts["second_neighbour_accuracy"] = math.nan
         visited, *hits = self.ranks.all_mean(*counts.values())
         names = list(counts)[1:]
         return {name: hit / visited if visited else math.nan for name, hit in zip(names, hits, strict=True)}
 
 
-def neighbour_counts(lists: Tensor, first: int, labels: Tensor | None) -> dict[str, int]:
+def neighbour_counts(lists: Tensor, first: int, labels: Tensor | None) -> dict[str, float]:
     """How many of the lists (N, K) of the images from `first` on name the image, or one of its class, at rank 1, 2.
 
     The first is mostly the image itself, so its class says little; the second is the one to watch.
     """
     visited = (lists[:, 0] >= 0).nonzero()[:, 0]
     images = visited + first
-    counts = {"visited": len(visited)}
+    counts: dict[str, float] = {"visited": len(visited)}
     for rank in range(min(2, lists.shape[1])):
         neighbour = lists[visited, rank].long()
         counts[f"nn_self_top{rank + 1}"] = int((neighbour == images).sum())

@@ -109,7 +109,7 @@ class RunFolder:
                     (out / name).mkdir(exist_ok=True)
                 device = facts.get("device", config.device)
                 identity = {"id": secrets.token_hex(8), "saved": False}
-                _write_json(out / "versions.json", versions(device))
+                _write_json(out / "versions.json", {**versions(device), "started_in": os.getcwd()})
                 _write_json(out / "data.json", {k: v for k, v in facts.items() if k != "device"})
                 _write_json(out / "run.json", identity)
                 _write_json(out / "config.json", config.to_dict())
@@ -237,6 +237,18 @@ class RunFolder:
             for name in ("python", *_PACKAGES, "threads")
             if name in before and before[name] != now.get(name)
         ]
+
+    def check_source(self) -> None:
+        """Say where the run was started if its images were named relative to that folder and are not found here."""
+        source = self.config.data.source
+        if source.startswith(("hf:", "embedded")) or os.path.isabs(source) or os.path.exists(source):
+            return
+        folder = _read_json(self.path / "versions.json").get("started_in")
+        where = f" from {folder}" if folder else " from another folder"
+        raise UserError(
+            f"{self.path} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "
+            f"Go to that folder, or say where the images are now with --data."
+        )
 
     def close(self) -> None:
         if self._lock is not None:

@@ -1,36 +1,95 @@
-"""SIGINT and SIGTERM ask a run to stop: it finishes its step, saves, and ends."""
+"""Signals ask a run to stop (it finishes its step, saves, and ends) or to save (SIGUSR1)."""
 
 from __future__ import annotations
 
+import os
 import signal
-import threading
-from types import FrameType, TracebackType
+import subprocess
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from adasim import terminal
+from adasim.interrupts import Interrupts, Stopped
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class StopRequests:
-    """While the context is open, the first signal sets `requested` and further ones change nothing.
+class StopRequests(Interrupts):
+    """While the context is open, the first signal is answered and sets `requested`; a second one leaves at once.
 
-    So a second Ctrl-C cannot cut a save short. Outside the main thread, where Python allows no handlers,
-    signals keep their usual effect.
+    SIGINT, SIGTERM and SIGHUP ask to stop; so does a standard output that nobody reads any more. SIGUSR1 asks for a
+    save, and under Slurm, whose way it is to tell of the end of a job's time, for a stop and a requeue.
+
+    Args:
+        say: how to answer; None leaves the answer to another process of the run.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: dict[signal.Signals, object] = {}
+    gentle = True
 
-    def __enter__(self) -> StopRequests:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._request) for s in _SIGNALS}
-        return self
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        answer = "Stopping after this step and a save. Ctrl-C again leaves at once, unsaved."
+        super().__init__(answer, say or (lambda text: None))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            if handler is not None:  # None: it was not Python's, and cannot be put back
-                signal.signal(number, handler)  # type: ignore[arg-type]
+    @property
+    def requested(self) -> bool:
+        return self.number is not None
 
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+    @property
+    def number(self) -> int | None:
+        """The signal that asks to stop, if one has come."""
+        if self.received is None and terminal.is_unread():
+            self.received = signal.SIGPIPE
+        if self.received is None and self.save_asked and _slurm_job():
+            self.received = signal.SIGUSR1
+        return self.received
+
+    def take_save(self) -> bool:
+        """Whether a save was asked for since the last call."""
+        if _slurm_job():  # there it asks to stop
+            return False
+        asked, self.save_asked = self.save_asked, False
+        return asked
+
+
+def stopped(number: int) -> Stopped:
+    """What all processes of a run raise when they have stopped together."""
+    error = Stopped(number)
+    error.shared = True
+    return error
+
+
+def forgetting_frames(function: Callable[P, T]) -> Callable[P, T]:
+    """A `Stopped` that leaves the function no longer holds its frames.
+
+    Uncaught, it would keep networks and threads alive until Python ends, and torch might abort then.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except Stopped as error:
+            number = error.number
+        raise stopped(number)
+
+    return call
+
+
+def requeue() -> str:
+    """Ask Slurm to start this job again; returns what came of it, in words."""
+    job = _slurm_job()
+    try:
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60)
+        problem = (done.stderr or done.stdout).strip() if done.returncode else ""
+        failed = done.returncode != 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem, failed = str(error), True
+    if failed:
+        return f"Slurm was asked to requeue job {job} and refused ({problem or 'without a word'}): submit it again."
+    return f"Slurm will start job {job} again."
+
+
+def _slurm_job() -> str:
+    return os.environ.get("SLURM_JOB_ID", "")

@@ -39,7 +39,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     memory: ShardedMemory | None
-    """None for the policies that need no neighbours."""
+    """None for the policies that need no neighbours, unless they are to be watched."""
     settings: dict[str, Any]
     """What shapes the run (see `decisive`); every checkpoint says with which it was reached."""
     recent: deque[Tensor]
@@ -199,15 +199,15 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
         method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
     method.train()
     memory = None
-    if config.pairs in ("nearest", "adasim"):
-        neighbors = config.neighbors
+    neighbors, draws = config.neighbors, config.pairs in ("nearest", "adasim")
+    if draws or neighbors.watch:
         memory = ShardedMemory(
             num_images,
             method.feature_dim,
             window=1 if config.pairs == "nearest" else neighbors.window,
             k=neighbors.k,
             support=neighbors.support,
-            timing=neighbors.timing,
+            timing=neighbors.timing if draws else "previous",  # a watched run is seen as it is
             dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
             device=device,
         )
@@ -238,7 +238,7 @@ def build_policy(
         if labels is None:
             raise UserError("pairs=oracle needs labels.")
         return Oracle(labels, config.epochs, config.neighbors.oracle_p, config.seed)
-    if memory is None:
+    if config.pairs == "standard" or memory is None:
         return Standard(num_images)
     if config.pairs == "nearest":
         return Nearest(memory)

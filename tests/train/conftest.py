@@ -207,11 +207,13 @@ class Runs:
         """The command `adasim pretrain` in `world` processes, with torchrun's variables, and perhaps each with
         a configuration of its own."""
         configs = [config] * world if isinstance(config, Config) else config
+        extra = more.pop("env", {})
         port, runs, records = _free_port(), [], []
         for rank, one in enumerate(configs):
             numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_PORT": port}
             env = {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
             env |= {"TORCHELASTIC_RESTART_COUNT": str(restarts[rank])} if restarts else {}
+            env |= extra
             records.append(out.with_name(f"{out.name}-{self._logs}.jsonl"))
             more |= {"env": env, "record": str(records[-1]), "command": True}
             runs.append(self.start(one, out, resume=resume, hooks=hooks, **more))

@@ -27,6 +27,7 @@ import atexit
 import errno
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -42,6 +43,7 @@ from typing import Any, NoReturn
 import torch
 import torch.utils.tensorboard
 
+import adasim.__main__
 import adasim.cli
 from adasim.config import Config
 from adasim.neighbors import NeighborMemory
@@ -56,6 +58,11 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "terminate the group": lambda: os.killpg(os.getpgrp(), signal.SIGTERM),
     "interrupt the group": lambda: os.killpg(os.getpgrp(), signal.SIGINT),
     "kill a worker": lambda: os.kill(children()[0], signal.SIGKILL),
+    "hang up": lambda: os.kill(os.getpid(), signal.SIGHUP),
+    "signal USR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+    "lose the reader": lambda: lose_the_reader(),
+    "be busy": lambda: be_busy(),
+    "write to a full disk": lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1) and None,
     "pause": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "find the disk full": lambda: raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
 }
@@ -63,6 +70,19 @@ ACTIONS: dict[str, Callable[[], None]] = {
 
 def raising(error: Exception) -> None:
     raise error
+
+
+def lose_the_reader() -> None:
+    """Let standard output be a pipe that nobody reads, as after `| head -n 1`."""
+    reader, writer = os.pipe()
+    os.dup2(writer, 1)
+    os.close(reader)
+
+
+def be_busy() -> None:
+    """A long call into C, during which no handler written in Python can run."""
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)
 
 
 def children() -> list[int]:
@@ -205,7 +225,8 @@ def train(run: dict[str, Any]) -> None:
     if run.get("command"):
         # Parsing takes a second and is tested elsewhere: the arguments are as good as parsed.
         adasim.cli.tyro.cli = lambda kind, **_: kind(out, config)  # type: ignore[assignment]
-        adasim.cli.main(["pretrain", *(["--resume", str(out)] if resume else ["desk-vit"])])
+        sys.argv = ["adasim", "pretrain", *(["--resume", str(out)] if resume else ["desk-vit"])]
+        adasim.__main__.main()
     else:
         pretrain(config, out, resume=resume)
 

@@ -97,7 +97,7 @@ def test_a_signal_saves_within_a_step_and_the_resumed_run_ends_the_same(
     alone = runs.start(config, tmp_path / "alone", hooks=[at(STEP, 4, kind)])
     group = runs.start(config, tmp_path / "group", hooks=[at(STEP, 4, f"{kind} the group")])
     for run in (alone, group):
-        assert run.wait() == 0, run.said
+        assert run.wait() == {"terminate": 143, "interrupt": 130}[kind], run.said
         assert re.search(r"Stopped after step [45]\. Continue with: adasim pretrain --resume", run.said)
     for name in ("alone", "group"):
         pretrain(config, tmp_path / name, resume=True)
@@ -108,30 +108,12 @@ def test_a_signal_at_the_last_step_of_an_epoch_saves_once(
     runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
 ) -> None:
     run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 6, "terminate")])
-    assert run.wait() == 0, run.said
+    assert run.wait() == 143, run.said
     assert "Stopped after step 6" in run.said
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["step-000000003", "step-000000006"]
     pretrain(small(), tmp_path / "run", resume=True)
     assert digest(tmp_path / "run") == undisturbed
-
-
-@pytest.mark.parametrize("number", [6, 8])
-def test_a_second_signal_during_the_save_does_no_harm(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path, number: int
-) -> None:
-    """The first epoch's end writes five files; the save that a signal asks for in step 4 writes the next."""
-    started = [
-        runs.start(small(), tmp_path / kind, hooks=[at(STEP, 4, kind), at(WRITE, number, kind, "before")])
-        for kind in ("terminate", "interrupt")
-    ]
-    for run in started:
-        assert run.wait() == 0, run.said
-        assert "Stopped after step 5" in run.said  # the step in which all processes learn of it
-    for kind in ("terminate", "interrupt"):
-        assert (tmp_path / kind / "checkpoints" / "step-000000005").is_dir()
-        pretrain(small(), tmp_path / kind, resume=True)
-        assert digest(tmp_path / kind) == undisturbed
 
 
 def test_signals_mean_what_they_did_before_once_a_run_is_over(small: Small, tmp_path: Path) -> None:
@@ -358,7 +340,7 @@ def test_another_number_of_threads_is_reported_and_drifts_by_rounding_alone(
     one = runs.start(small(**changes), tmp_path / "one")
     two = runs.start(small(**changes), tmp_path / "two", hooks=[at(STEP, 4, "terminate")], threads=2)
     assert one.wait() == 0, one.said
-    assert two.wait() == 0, two.said
+    assert two.wait() == 143, two.said
     resumed = runs.start(small(**changes), tmp_path / "two", resume=True, threads=1)
     assert resumed.wait() == 0, resumed.said
     assert re.search(r"threads 2 and goes on with 1", resumed.said)

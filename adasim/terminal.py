@@ -1,0 +1,139 @@
+"""The only maker of consoles, and the one way in which text reaches a person.
+
+Names of files, error messages of libraries and results of other runs are written by others. Whatever a console
+prints is made printable first, and `[...]` in a string is text, never markup: style is given by `Text` objects.
+Output that cannot be written (a closed pipe, a full disk) is dropped: it never ends a run.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, TextIO, cast
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def printable(text: object, keep: str = "") -> str:
+    r"""The text with control characters, overrides of the reading direction and undecodable bytes escaped.
+
+    >>> printable("a\x1b[31m.jpg"), printable("caf\udce9.jpg"), printable("two\nlines")
+    ('a\\x1b[31m.jpg', 'caf\\xe9.jpg', 'two\\nlines')
+    """
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), str(text))
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:  # how Python names a byte that is not UTF-8
+        number -= 0xDC00
+    return _SHORT.get(character) or (f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}")
+
+
+class _Console(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text, "\n\t"), segment.style)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text, "\n\t"), **options)  # before a table measures it
+
+
+def console(*, stderr: bool = False, quiet: bool = False, **options: Any) -> Console:
+    """A console on standard output or standard error; options as for rich's."""
+    return _Console(
+        file=cast(TextIO, _Stream("stderr" if stderr else "stdout")),
+        markup=False,
+        emoji=False,
+        highlight=False,
+        quiet=quiet,
+        **options,
+    )
+
+
+def complain(error: object) -> None:
+    """The one line on standard error by which a command ends that could not be carried out."""
+    _Stream("stderr").write(f"adasim: {printable(error)}\n")
+
+
+def is_unread() -> bool:
+    """Whether standard output is a pipe whose reader has gone (`adasim ... | head`)."""
+    return _Stream.unread
+
+
+def output_error() -> OSError | None:
+    """Why something could not be written to standard output, a closed pipe aside."""
+    return _Stream.failed
+
+
+def discard_output() -> None:
+    """Send standard output nowhere: what is still in its buffer would fail once more when Python ends."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.__stdout__.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)
+
+
+class _Stream(io.TextIOBase):
+    """Standard output or error as it is at the moment of writing; what cannot be written is dropped."""
+
+    unread = False
+    failed: OSError | None = None
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def _file(self) -> TextIO | None:
+        file = getattr(sys, self._name)
+        return getattr(file, "rich_proxied_file", file)  # beneath a live bar
+
+    def write(self, text: str) -> int:
+        file = self._file
+        try:
+            if file is not None:
+                try:
+                    file.write(text)
+                except UnicodeEncodeError:  # a terminal that knows ASCII alone
+                    encoding = file.encoding or "ascii"
+                    file.write(text.encode(encoding, "backslashreplace").decode(encoding))
+                file.flush()
+        except (OSError, ValueError) as error:
+            self._note(error)
+        return len(text)
+
+    def _note(self, error: OSError | ValueError) -> None:
+        if self._name != "stdout" or not isinstance(error, OSError):
+            return
+        if error.errno == errno.EPIPE:
+            _Stream.unread = True
+            discard_output()
+        else:
+            _Stream.failed = error
+
+    def flush(self) -> None:
+        pass  # every write is
+
+    def isatty(self) -> bool:
+        file = self._file
+        return file is not None and not file.closed and file.isatty()
+
+    def fileno(self) -> int:
+        file = self._file
+        if file is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return file.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._file, "encoding", None) or "utf-8"
