@@ -339,7 +339,10 @@ class Training:
     def list_unreadable(self) -> None:
         """However the run ends, too many unreadable images included, their list is there."""
         if self.ranks.is_main:
-            with suppress(OSError):
+            with suppress(
+                OSError, UserError
+            ):  # the latter: in a folder that is no longer this run's, it has no place
+                self.run_folder.check_ours()
                 self.unreadable_list.update(self.loader.quarantined)
 
     def refuse(self, loss: float, batch: Batch) -> None:
