@@ -55,7 +55,6 @@ def pretrain(arguments: Sequence[str]) -> None:
     """`adasim pretrain ...`"""
     if not arguments or arguments[0] in ("-h", "--help"):
         return show_recipes()
-    arguments = ["--data.verify" if a == "--verify-data" else a for a in arguments]
     if any(a == "--resume" or a.startswith("--resume=") for a in arguments):
         return resume(arguments)
     recipe, rest = arguments[0], arguments[1:]

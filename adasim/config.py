@@ -28,7 +28,7 @@ class DataConfig:
     """Loader processes for the per-image path; 0 reads in the main process. Any number gives the same run."""
     max_unreadable: float = 0.01
     """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
-    verify: bool = False
+    verify: Annotated[bool, tyro.conf.arg(aliases=("--verify-data",))] = False
     """Read every file before training and keep a hash of all its bytes; on a resume, compare them all. Without it,
     modification times and the contents of a sample are compared."""
 

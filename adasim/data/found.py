@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from adasim.data.images import ImageSet
+from adasim.terminal import printable
 
 _CONVERTIBLE = {
     *("heic", "heif", "avif", "jxl", "jp2", "j2k", "jpx", "psd", "svg", "eps", "exr", "tga", "ico", "pdf"),
@@ -58,22 +59,6 @@ def few(words: Iterable[str], limit: int = 3) -> str:
     words = list(words)
     more = f" and {len(words) - limit:,} more" if len(words) > limit else ""
     return ", ".join(words[:limit]) + more
-
-
-def printable(name: str) -> str:
-    r"""A file's name without what a terminal or an encoder would stumble over.
-
-    >>> printable("a\x1b[31m.jpg"), printable("caf\udce9.jpg")
-    ('a\\x1b[31m.jpg', 'caf\\xe9.jpg')
-    """
-    return "".join(c if c.isprintable() else _escaped(c) for c in name)
-
-
-def _escaped(character: str) -> str:
-    number = ord(character)
-    if 0xDC80 <= number <= 0xDCFF:  # how Python names a byte that is not UTF-8
-        return f"\\x{number - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
 
 
 def _convertible(what: str) -> bool:

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any
 
 from adasim.data.contents import sample_ids
-from adasim.data.found import few, printable
+from adasim.data.found import few
 from adasim.data.images import ImageSet
 from adasim.errors import UserError
+from adasim.terminal import printable
 
 SAMPLED_FILES = 4096
 _ENOUGH = 30

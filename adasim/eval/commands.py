@@ -285,15 +285,6 @@ def open_sources(bench: Bench, arguments: Any, console: Console) -> Split:
     return split
 
 
-def own_source(bench: Bench, arguments: Common) -> str | None:
-    """The images that the run was trained on, if the model is a run."""
-    from adasim.train.run import RunFolder
-
-    if bench.subject.source is not None and Path(arguments.model).is_dir():
-        RunFolder.open(Path(arguments.model), lock=False).check_source()
-    return bench.subject.source
-
-
 def pick_unbalanced(sources: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
     """The data sets to be scored per class: those named (as with --data, or by their short names), or all."""
     if wanted is None:
@@ -310,6 +301,15 @@ def say_found(split: Split, console: Console) -> None:
     """What images there are, what was left out, and how they were divided, if nobody said."""
     for sentence in [*split.found(), *([split.note] if split.note else [])]:
         console.print(sentence, soft_wrap=True)
+
+
+def own_source(bench: Bench, arguments: Common) -> str | None:
+    """The images that the run was trained on, if the model is a run."""
+    from adasim.train.run import RunFolder
+
+    if bench.subject.source is not None and Path(arguments.model).is_dir():
+        RunFolder.open(Path(arguments.model), lock=False).check_source()
+    return bench.subject.source
 
 
 def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:

@@ -186,13 +186,12 @@ class Training:
             Stopped: a signal or a closed standard output asked to stop; everything is saved. On all ranks.
         """
         config, state = self.config, self.state
-        if state.epoch >= config.epochs and self.saved_step == state.step:
-            self.notes.append(f"{self.path} is complete: nothing is left of its {config.epochs} epochs.")
-        elif state.epoch < config.epochs:
+        if state.epoch < config.epochs:
             self.notes.append(disk_needed(state, config.save.keep, self.path, self.ranks))
         for note in self.notes:
             self.report.say(note)
         if state.epoch >= config.epochs and self.saved_step == state.step:
+            self.report.say(f"{self.path} is complete: nothing is left of its {config.epochs} epochs.")
             return
         with self.report, StopRequests(self.report.say if self.ranks.is_main else None) as stop:
             while state.epoch < config.epochs and not self.ranks.all_any(self.stopping or stop.requested):
@@ -340,7 +339,10 @@ class Training:
     def list_unreadable(self) -> None:
         """However the run ends, too many unreadable images included, their list is there."""
         if self.ranks.is_main:
-            with suppress(OSError):
+            with suppress(
+                OSError, UserError
+            ):  # the latter: in a folder that is no longer this run's, it has no place
+                self.run_folder.check_ours()
                 self.unreadable_list.update(self.loader.quarantined)
 
     def refuse(self, loss: float, batch: Batch) -> None:

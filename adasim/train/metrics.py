@@ -99,6 +99,14 @@ class MetricsLog:
         self.close()
 
 
+def _inode(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 class Pace:
     """Time and speed: `count` every step; `lap` and `epoch` give the figures since the last call of their own.
 
@@ -158,14 +166,6 @@ class _Span:
         """Images per second, and the share of the time that was spent waiting for data."""
         took = max(now - self.began, 1e-9)
         return self.images / took, min(1.0, self.waited / took)
-
-
-def _inode(folder: Path) -> tuple[int, int] | None:
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _lines_up_to(path: Path, step: int) -> Iterable[bytes]:

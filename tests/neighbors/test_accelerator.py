@@ -285,7 +285,7 @@ def on_two_ranks(folder: Path, stage: int) -> list[Tensor]:
                 features = torch.randn(len(ids), 6, generator=generator)
                 said += memory.observe(ids[rank::2].to("cuda"), features[rank::2].to("cuda"))
             memory.end_epoch()
-            said += [memory.draw_partners(epoch, 0.2, 1), memory.nearest_other()]
+            said += [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
             said += memory.distribution(torch.arange(rank, 61, 2).to("cuda"), 0.2)
         return [t.cpu() for t in said]
 
@@ -302,7 +302,7 @@ def in_one_process() -> list[list[Tensor]]:
                 said[rank] += [t[rank::2] for t in found]
         memory.end_epoch()
         for rank in (0, 1):
-            said[rank] += [memory.draw_partners(epoch, 0.2, 1), memory.nearest_other()]
+            said[rank] += [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
             said[rank] += memory.distribution(torch.arange(rank, 61, 2), 0.2)
     return said
 

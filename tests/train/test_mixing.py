@@ -12,14 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.files import TEMPORARY
 from adasim.train import lock as lock_module
 from adasim.train.checkpoint import CheckpointStore
-from adasim.train.loop import pretrain
+from adasim.train.loop import Training, pretrain
 from adasim.train.run import RunFolder
 
 Small = Callable[..., Config]
@@ -115,6 +117,27 @@ def test_a_run_whose_folder_is_gone_stops_and_does_not_make_it_again(
     assert go_on(first) == 2
     assert "run is gone: this run's folder was deleted or moved" in " ".join(first.said.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_the_list_of_unreadable_images_goes_into_no_other_run(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written however a run ends, also at the end for which its folder is the reason."""
+    photos, out, save = tmp_path / "photos", tmp_path / "run", Training.save
+    photos.mkdir()
+    for i in range(48):
+        Image.fromarray(np.full((16, 16, 3), i, np.uint8)).save(photos / f"{i:02d}.png")
+    (photos / "07.png").write_bytes(b"")
+
+    def replaced(self: Training) -> None:
+        out.rename(tmp_path / "elsewhere")
+        RunFolder.create(out, Config(), {}).close()
+        save(self)
+
+    monkeypatch.setattr(Training, "save", replaced)
+    with pytest.raises(UserError, match="holds another run now"):
+        pretrain(small(data__source=str(photos), data__max_unreadable=0.1), out)
+    assert not (out / "unreadable.csv").exists()
 
 
 def test_a_lock_file_deleted_under_a_run_is_put_back(

@@ -132,6 +132,7 @@ def test_the_disk_that_a_run_will_take_is_told_before_the_first_step(
         r"Checkpoints: (\S+) MB each, 3 kept, plus neighbour lists of (\S+) kB: about (\S+) MB in", said
     )
     assert found, said
+    assert found.start() < said.index("step 1/12")
     one, lists, total = (float(number) for number in found.groups())
     sizes = [sum(f.stat().st_size for f in path.iterdir()) for path in (out / "checkpoints").iterdir()]
     assert len(sizes) == 3
