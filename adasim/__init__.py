@@ -20,7 +20,7 @@ _HOMES = {
     "PairDataset": "adasim.neighbors",
     "PairSampler": "adasim.neighbors",
     "load_backbone": "adasim.models",
-    "pretrain": "adasim.train",
+    "pretrain": "adasim.api",
 }
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
+from adasim.api import pretrain
 from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
@@ -17,8 +18,7 @@ from adasim.models import load_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.plots import gallery
 from adasim.recipes import get_recipe
-from adasim.train.checkpoint import CheckpointStore
-from adasim.train.loop import pretrain
+from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.state import build_state
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from _report import report
 
+from adasim.api import pretrain
 from adasim.data import open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
 from adasim.models import load_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.recipes import get_recipe
-from adasim.train import pretrain
 
 
 def main() -> None:

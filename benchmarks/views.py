@@ -27,7 +27,7 @@ from torchvision.transforms import v2
 from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, Views
-from adasim.data.params import UNIFORMS, ViewSettings
+from adasim.data.views.parameters import UNIFORMS, ViewSettings
 
 RESULTS = Path(__file__).parent / "results"
 BATCH, SIZE = 256, 32

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adasim.cli import expand_home, main
+from adasim.cli.main import expand_home, main
 from adasim.recipes import RECIPES
 
 TINY = [

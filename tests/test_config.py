@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adasim.api import pretrain
 from adasim.config import (
     Config,
     DataConfig,
@@ -23,8 +24,7 @@ from adasim.config import (
 )
 from adasim.errors import UserError
 from adasim.recipes import RECIPES
-from adasim.train import pretrain
-from adasim.train.run import RunFolder
+from adasim.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(

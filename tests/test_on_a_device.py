@@ -14,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adasim.config import Config, DinoConfig, ModelConfig, SimSiamConfig, ViewsConfig
 from adasim.data import open_images
-from adasim.data.batched import BatchedViews
+from adasim.data.views.batched import BatchedViews
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.features import extract
-from adasim.eval.linear import linear_probe
+from adasim.eval.protocols.linear import linear_probe
 from adasim.methods import Seen, Step, build_method
 from adasim.models import EvalTransform, build_backbone
 from adasim.recipes import get_recipe

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adasim.cli import main
+from adasim.cli.main import main
 from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.neighbors.sharded import shard

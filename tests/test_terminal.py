@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
-from adasim.cli import main
+from adasim.cli.main import main
 from adasim.terminal import printable
 
 HOSTILE = "a\x1b]0;owned \u202egpj.exe [/dim] [red] :smile: \x9b31m caf\udce9"

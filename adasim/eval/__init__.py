@@ -1,11 +1,11 @@
 """Evaluations of frozen features: k-NN, linear, few-shot and linear segmentation, as published."""
 
 from adasim.eval.features import FeatureCache, extract
-from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
-from adasim.eval.knn import KnnAccuracy, knn_accuracy
-from adasim.eval.linear import LinearResult, linear_probe, linear_probe_stream
 from adasim.eval.online import online_knn
-from adasim.eval.segmentation import (
+from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
+from adasim.eval.protocols.knn import KnnAccuracy, knn_accuracy
+from adasim.eval.protocols.linear import LinearResult, linear_probe, linear_probe_stream
+from adasim.eval.protocols.segmentation import (
     LinearSegmenter,
     MeanIou,
     SegmentationResult,

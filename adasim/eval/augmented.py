@@ -10,7 +10,7 @@ from torch import Tensor
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
 from adasim.eval.features import What, describe, frozen
-from adasim.eval.linear import Batches
+from adasim.eval.protocols.linear import Batches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 

@@ -15,10 +15,10 @@ from torchvision.transforms.v2 import functional as TF
 
 from adasim import seeding
 from adasim.data import ImageSet, Unreadable
+from adasim.data.sources.masks import IGNORE, blank, require_same_size
 from adasim.errors import UserError
 from adasim.eval.features import frozen, progress_bar
-from adasim.eval.masks import IGNORE, blank, require_same_size
-from adasim.eval.segmentation import MaskBatches
+from adasim.eval.protocols.segmentation import MaskBatches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet, describe, open_images
-from adasim.data.found import few
+from adasim.data.sources.found import few
+from adasim.data.sources.masks import count_classes, open_masked
 from adasim.errors import UserError
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.dense import PatchFeatures
+from adasim.eval.encoders import Subject
 from adasim.eval.features import FeatureCache, Features, What, progress_bar, weights_hash
-from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
-from adasim.eval.knn import KnnAccuracy, knn_accuracy
-from adasim.eval.linear import PROTOCOLS, SWEEP, LinearResult, linear_probe, linear_probe_stream
-from adasim.eval.masks import count_classes, open_masked
-from adasim.eval.segmentation import MaskBatches, SegmentationResult, linear_segmentation
-from adasim.eval.sets import (
+from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
+from adasim.eval.protocols.knn import KnnAccuracy, knn_accuracy
+from adasim.eval.protocols.linear import PROTOCOLS, SWEEP, LinearResult, linear_probe, linear_probe_stream
+from adasim.eval.protocols.segmentation import MaskBatches, SegmentationResult, linear_segmentation
+from adasim.eval.splits import (
     Split,
     Subset,
     data_name,
@@ -31,7 +32,6 @@ from adasim.eval.sets import (
     match_test_labels,
     require_labels,
 )
-from adasim.eval.subjects import Subject
 from adasim.models.transforms import SMALL, EvalTransform
 
 _SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 makes too few steps

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adasim.config import DinoConfig, ModelConfig, OptimConfig
 from adasim.methods.base import Method, Seen, Step, decay_groups, feature_spread
 from adasim.models import Backbone, DinoHead, build_backbone
+from adasim.ranks.exchange import mean_over_ranks
 from adasim.schedules import teacher_momentum, teacher_temperature
 
 
@@ -89,7 +89,7 @@ class Dino(Method):
         loss = torch.stack(terms).mean()
         entropy = torch.stack([torch.special.entr(p).sum(dim=1).mean() for p in teacher]).mean()
         momentum = self.config.center_momentum
-        mean_logit = _mean_over_ranks(torch.cat(targets).float().mean(dim=0, keepdim=True))  # (1, out_dim)
+        mean_logit = mean_over_ranks(torch.cat(targets).float().mean(dim=0, keepdim=True))  # (1, out_dim)
         self._next_center = self.center * momentum + mean_logit * (1 - momentum)
         diagnostics = {
             "teacher_entropy": entropy,
@@ -117,10 +117,3 @@ class Dino(Method):
 
     def param_groups(self, optim: OptimConfig) -> list[dict[str, Any]]:
         return decay_groups(self.student.named_parameters(), optim)
-
-
-def _mean_over_ranks(x: Tensor) -> Tensor:
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(x)
-        x = x / dist.get_world_size()
-    return x

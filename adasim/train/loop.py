@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,17 +24,16 @@ from adasim.errors import UserError
 from adasim.methods import Seen, Step
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
-from adasim.recipes import get_recipe
-from adasim.train.checkpoint import CheckpointStore, SaveFailed
-from adasim.train.devices import autocast, deterministic
-from adasim.train.distributed import ALONE, Distributed
+from adasim.ranks.devices import autocast, deterministic
+from adasim.ranks.processes import ALONE, Distributed
+from adasim.runs.checkpoint import CheckpointStore, SaveFailed
+from adasim.runs.folder import RunFolder, check_same, decisive
+from adasim.runs.unreadable import UnreadableList
 from adasim.train.optim import clip_per_tensor, set_schedules
-from adasim.train.report import Reporter
-from adasim.train.run import RunFolder, check_same, decisive
+from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
 from adasim.train.start import disk_needed, follow
 from adasim.train.state import TrainState, build_policy, build_state
-from adasim.train.unreadable import UnreadableList
 
 
 class NonFiniteLossError(UserError):
@@ -44,19 +42,19 @@ class NonFiniteLossError(UserError):
 
 @forgetting_frames
 def pretrain(
-    config: Config | str,
+    config: Config,
     out: str | Path,
     *,
-    data: str | None = None,
+    knn: KnnDuringTraining | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Pretrain an encoder; returns the run folder, which holds `backbone.safetensors` at the end.
 
     Args:
-        config: a recipe's name or a whole configuration.
+        config: the whole configuration.
         out: the run folder to make.
-        data: where the images are, if `config` does not say (see `DataConfig.source`).
+        knn: measures the encoder every `config.eval.every` epochs.
         resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
             with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
             at step 0.
@@ -64,15 +62,10 @@ def pretrain(
 
     Raises:
         Stopped: Ctrl-C or another signal asked to stop, and everything is saved. It is a SystemExit.
-
-    >>> import adasim
-    >>> run = adasim.pretrain("demo", "runs/demo")         # doctest: +SKIP
-    >>> encoder = adasim.load_backbone(run)                # doctest: +SKIP
     """
-    config = get_recipe(config) if isinstance(config, str) else config
-    if data is not None:
-        config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
     config.check_values()
+    if config.eval.every and knn is None:
+        raise ValueError("config.eval.every needs `knn`; adasim.pretrain brings one")
     out = Path(out)
     if resume and overwrite:
         raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
@@ -115,7 +108,7 @@ def pretrain(
         with ranks.together():
             if not ranks.is_main:
                 run = RunFolder.join(out, owner)
-        training = Training(config, run, images, loader, state, ranks)
+        training = Training(config, run, images, loader, state, ranks, knn)
         stack.callback(training.list_unreadable)
         training.run()
     return out
@@ -146,6 +139,7 @@ class Training:
         loader: PairLoader,
         state: TrainState,
         ranks: Distributed = ALONE,
+        knn: KnnDuringTraining | None = None,
     ) -> None:
         self.config, self.path, self.images, self.loader, self.state = config, run.path, images, loader, state
         self.run_folder, self.ranks = run, ranks
@@ -153,7 +147,7 @@ class Training:
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = config.epochs * loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
-        self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks)
+        self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks, knn)
         self.unreadable = 0  # images that all ranks know to be so
         self.unreadable_list = UnreadableList(run.path, images)
         self.notes = [*run.notes, *run.version_changes()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,16 +15,18 @@ from adasim import terminal
 from adasim.config import Config
 from adasim.data import ImageSet
 from adasim.errors import UserError
-from adasim.eval.online import online_knn
 from adasim.methods import Step
-from adasim.models.transforms import EvalTransform
+from adasim.models import Backbone
 from adasim.neighbors import PairPolicy
-from adasim.train.distributed import Distributed
-from adasim.train.metrics import MetricsLog, Pace
+from adasim.ranks.processes import Distributed
+from adasim.runs.metrics import MetricsLog, Pace
+from adasim.runs.unreadable import UNREADABLE_FILE
 from adasim.train.monitor import CollapseWatch
 from adasim.train.progress import Progress
 from adasim.train.state import TrainState
-from adasim.train.unreadable import UNREADABLE_FILE
+
+KnnDuringTraining = Callable[[Backbone, ImageSet, Config], float]
+"""k-NN accuracy in percent of an encoder in training on (some of) its own images; changes nothing."""
 
 
 class Reporter:
@@ -40,9 +43,11 @@ class Reporter:
         state: TrainState,
         steps_per_epoch: int,
         ranks: Distributed,
+        knn: KnnDuringTraining | None = None,
     ) -> None:
         self.config, self.path, self.images, self.state, self.ranks = config, path, images, state, ranks
         self.steps_per_epoch = steps_per_epoch
+        self.knn = knn
         self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
         self.told_unreadable = 0
         console = terminal.console() if ranks.is_main else terminal.console(quiet=True, force_terminal=False)
@@ -124,14 +129,8 @@ class Reporter:
         }
         every = self.config.eval.every
         if every and (epoch + 1) % every == 0:
-            values["knn_top1"] = online_knn(
-                state.method.exported,
-                self.images,
-                EvalTransform.for_run(self.config),
-                device=step.feature.device,
-                workers=self.config.data.workers,
-                seed=self.config.seed,
-            )
+            assert self.knn is not None
+            values["knn_top1"] = self.knn(state.method.exported, self.images, self.config)
         values |= self.pace.epoch()
         self.metrics.write(state.step, values)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from adasim.config import Config
 from adasim.errors import UserError
+from adasim.ranks.processes import Distributed
+from adasim.runs.checkpoint import Checkpoint
+from adasim.runs.folder import RunFolder
 from adasim.schedules import learning_rate
-from adasim.train.checkpoint import Checkpoint
-from adasim.train.distributed import Distributed
-from adasim.train.run import RunFolder
 from adasim.train.state import TrainState
 from adasim.units import scaled
 

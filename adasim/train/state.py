@@ -22,11 +22,11 @@ from adasim.errors import UserError
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
 from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, ShardedMemory, Standard
-from adasim.train.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
-from adasim.train.devices import build_scaler, working_precision
-from adasim.train.distributed import ALONE, Distributed
+from adasim.ranks.devices import build_scaler, working_precision
+from adasim.ranks.processes import ALONE, Distributed
+from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
+from adasim.runs.folder import changed_settings, decisive
 from adasim.train.optim import build_optimizer
-from adasim.train.run import changed_settings, decisive
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image, ImageOps
 
-import adasim.data.decode
+import adasim.data.sources.decode
 from adasim.data import Unreadable
-from adasim.data.decode import MAX_PIXELS, decode, to_tensor
+from adasim.data.sources.decode import MAX_PIXELS, decode, to_tensor
 
 from .pictures import save_image, smooth
 
@@ -130,7 +130,7 @@ def test_strips_give_the_pixels_of_the_whole(mode: str, monkeypatch: pytest.Monk
     image = Image.fromarray(smooth(1, 37, 23)[0].permute(1, 2, 0).numpy())
     image = image.convert("L").convert(mode) if mode in ("LA", "I;16", "I", "F") else image.convert(mode)
     at_once = to_tensor(image)
-    monkeypatch.setattr(adasim.data.decode, "_STRIP", 23 * 5)
+    monkeypatch.setattr(adasim.data.sources.decode, "_STRIP", 23 * 5)
     assert torch.equal(to_tensor(image), at_once)
 
 
@@ -171,7 +171,7 @@ def test_the_largest_images_stay_under_a_gigabyte(tmp_path: Path) -> None:
     save_image(smooth(1, 8, 8)[0], tmp_path / "small.png")
     code = (
         "import resource, sys\n"
-        "from adasim.data.decode import decode\n"
+        "from adasim.data.sources.decode import decode\n"
         "for path in sys.argv[1:]:\n"
         "    decode(path)\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"

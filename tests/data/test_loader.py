@@ -10,8 +10,8 @@ from torch import Tensor
 from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, Views, embedded
-from adasim.data.params import UNIFORMS
-from adasim.data.reading import read
+from adasim.data.loading.reading import read
+from adasim.data.views.parameters import UNIFORMS
 from adasim.errors import UserError
 
 from .pictures import save_image, smooth

@@ -10,7 +10,7 @@ from torchvision.transforms.v2 import functional as TF
 from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, Views, batched, pixels
-from adasim.data.params import RATIO, UNIFORMS, Params, ViewSettings, draw
+from adasim.data.views.parameters import RATIO, UNIFORMS, Params, ViewSettings, draw
 
 from .pictures import smooth
 

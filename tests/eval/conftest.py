@@ -10,7 +10,7 @@ import pytest
 from adasim import seeding
 from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
 from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
-from adasim.train.run import RunFolder
+from adasim.runs.folder import RunFolder
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from adasim.config import ModelConfig
 from adasim.data import embedded
 from adasim.eval import linear_probe
 from adasim.eval.features import extract
-from adasim.eval.linear import SWEEP
+from adasim.eval.protocols.linear import SWEEP
 from adasim.models import build_backbone
 from adasim.models.transforms import EvalTransform
 

@@ -17,13 +17,13 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from adasim.cli import main
+from adasim.cli.main import main
 from adasim.data import FolderImages, embedded, open_images
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.dense import PatchFeatures, warp
+from adasim.eval.encoders import open_subject
 from adasim.eval.features import extract
-from adasim.eval.sets import hold_out, open_split
-from adasim.eval.subjects import open_subject
+from adasim.eval.splits import hold_out, open_split
 from adasim.models import load_backbone, save_backbone
 from adasim.models.transforms import EvalTransform
 

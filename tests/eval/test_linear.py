@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 
 from adasim.errors import UserError
 from adasim.eval import LinearResult, linear_probe, linear_probe_stream
-from adasim.eval.linear import StackedHeads, larc_scale
+from adasim.eval.protocols.linear import StackedHeads, larc_scale
 
 CPU = torch.device("cpu")
 

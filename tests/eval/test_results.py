@@ -12,7 +12,7 @@ import pytest
 
 from adasim.errors import UserError
 from adasim.eval.results import Result, append_result, compare, read_results
-from adasim.eval.sets import data_name
+from adasim.eval.splits import data_name
 from adasim.eval.tables import to_latex, to_markdown
 
 

@@ -29,7 +29,7 @@ from adasim.config import (
 )
 from adasim.data import open_images
 from adasim.recipes import get_recipe
-from adasim.train.checkpoint import CheckpointStore
+from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.state import build_state
 
 ENOUGH_S = 90  # far more than any run here takes, for a busy machine

@@ -44,11 +44,12 @@ import torch
 import torch.utils.tensorboard
 
 import adasim.__main__
-import adasim.cli
+import adasim.cli.main
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.neighbors import NeighborMemory
 from adasim.seeding import uniform
-from adasim.train.loop import NonFiniteLossError, Training, pretrain
+from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.state import TrainState
 
 ACTIONS: dict[str, Callable[[], None]] = {
@@ -224,7 +225,7 @@ def train(run: dict[str, Any]) -> None:
     config, out, resume = Config.from_dict(run["config"]), Path(run["out"]), run["resume"]
     if run.get("command"):
         # Parsing takes a second and is tested elsewhere: the arguments are as good as parsed.
-        adasim.cli.tyro.cli = lambda kind, **_: kind(out, config)  # type: ignore[assignment]
+        adasim.cli.main.tyro.cli = lambda kind, **_: kind(out, config)  # type: ignore[assignment]
         sys.argv = ["adasim", "pretrain", *(["--resume", str(out)] if resume else ["desk-vit"])]
         adasim.__main__.main()
     else:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from adasim.errors import UserError
 from adasim.files import TEMPORARY, remove_leftovers, sha256_file
-from adasim.train import checkpoint as module
-from adasim.train import verify
-from adasim.train.checkpoint import CheckpointStore, SaveFailed
-from adasim.train.manifest import InvalidCheckpoint, seal, unseal
-from adasim.train.packing import pack, pack_optimizer, unpack, unpack_optimizer
+from adasim.runs import checkpoint as module
+from adasim.runs import verify
+from adasim.runs.checkpoint import CheckpointStore, SaveFailed
+from adasim.runs.manifest import InvalidCheckpoint, seal, unseal
+from adasim.runs.packing import pack, pack_optimizer, unpack, unpack_optimizer
 
 
 def state(step: int) -> dict[str, dict[str, Tensor]]:
@@ -461,9 +461,9 @@ KILLER = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from adasim.train import checkpoint as module
-from adasim.train import verify
-from adasim.train.checkpoint import CheckpointStore
+from adasim.runs import checkpoint as module
+from adasim.runs import verify
+from adasim.runs.checkpoint import CheckpointStore
 
 base = Path(sys.argv[1])
 torch.set_num_threads(1)

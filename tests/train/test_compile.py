@@ -10,9 +10,9 @@ import torch
 from torch._dynamo.utils import counters
 
 import adasim
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.errors import UserError
-from adasim.train.loop import pretrain
 from adasim.train.state import build_state
 
 Small = Callable[..., Config]

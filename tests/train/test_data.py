@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adasim.cli import main
+from adasim.api import pretrain
+from adasim.cli.main import main
 from adasim.config import Config
 from adasim.data import FolderImages, open_images
 from adasim.errors import UserError
 from adasim.recipes import RECIPES
-from adasim.train import pretrain
-from adasim.train.unreadable import UnreadableList
+from adasim.runs.unreadable import UnreadableList
 
 Small = Callable[..., Config]
 

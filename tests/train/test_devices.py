@@ -13,14 +13,14 @@ import torch.distributed as dist
 from accelerator import Accelerator
 
 import adasim
+from adasim.api import pretrain
 from adasim.config import Config, ViewsConfig
-from adasim.data.batched import BatchedViews
+from adasim.data.views.batched import BatchedViews
 from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory
-from adasim.train.checkpoint import CheckpointStore
-from adasim.train.devices import autocast, claim_device, deterministic, pick_device, working_precision
-from adasim.train.distributed import Distributed
-from adasim.train.loop import pretrain
+from adasim.ranks.devices import autocast, claim_device, deterministic, pick_device, working_precision
+from adasim.ranks.processes import Distributed
+from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.monitor import rankme
 from adasim.train.state import build_state
 

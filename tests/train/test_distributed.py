@@ -18,8 +18,8 @@ from torch.nn.functional import relu
 from adasim.config import Config, DinoConfig, ModelConfig, SimSiamConfig
 from adasim.errors import UserError
 from adasim.methods import Method, build_method
-from adasim.train.distributed import Distributed, Place, Runner, first_host
-from adasim.train.synced import SyncedBatchNorm
+from adasim.ranks.processes import Distributed, Place, Runner, first_host
+from adasim.ranks.sync_layers import SyncedBatchNorm
 
 BATCH = 8
 

@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import open_images
 from adasim.errors import UserError
 from adasim.methods import Dino, Step
 from adasim.neighbors import Oracle
+from adasim.runs import checkpoint as checkpoint_module
+from adasim.runs.checkpoint import CheckpointStore
 from adasim.seeding import permutation
-from adasim.train import checkpoint as checkpoint_module
-from adasim.train.checkpoint import CheckpointStore
-from adasim.train.loop import pretrain
 
 Small = Callable[..., Config]
 Digest = Callable[[Path], str]
@@ -51,7 +51,7 @@ class Runs(Protocol):
 
 
 STEP = "adasim.train.state:TrainState.count"
-WRITE = "adasim.train.checkpoint:_write"
+WRITE = "adasim.runs.checkpoint:_write"
 
 
 def at(call: str, number: int, do: str, when: str = "after") -> dict[str, Any]:

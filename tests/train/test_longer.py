@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import pytest
 
-from adasim.cli import main
+from adasim.api import pretrain
+from adasim.cli.main import main
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.schedules import learning_rate
-from adasim.train.loop import pretrain
 
 Small = Callable[..., Config]
 Digest = Callable[[Path], str]

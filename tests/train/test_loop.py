@@ -15,14 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import adasim
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import Batch, BatchedViews, PairLoader, open_images
 from adasim.methods import Dino, Step, build_method
 from adasim.neighbors import NeighborMemory, Oracle
+from adasim.runs.checkpoint import Checkpoint, CheckpointStore
+from adasim.runs.folder import RunFolder
 from adasim.seeding import key, permutation, uniform
-from adasim.train.checkpoint import Checkpoint, CheckpointStore
-from adasim.train.loop import NonFiniteLossError, Training, pretrain
-from adasim.train.run import RunFolder
+from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_state
 

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from adasim.errors import UserError
-from adasim.train.meeting import meet
+from adasim.ranks.rendezvous import meet
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
-from adasim.train.loop import Training, pretrain
-from adasim.train.metrics import TIMES, Pace
+from adasim.runs.metrics import TIMES, Pace
+from adasim.train.loop import Training
 from adasim.train.state import TrainState
 
 Small = Callable[..., Config]

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.files import TEMPORARY
-from adasim.train import lock as lock_module
-from adasim.train.checkpoint import CheckpointStore
-from adasim.train.loop import Training, pretrain
-from adasim.train.run import RunFolder
+from adasim.runs import lock as lock_module
+from adasim.runs.checkpoint import CheckpointStore
+from adasim.runs.folder import RunFolder
+from adasim.train.loop import Training
 
 Small = Callable[..., Config]
 Digest = Callable[[Path], str]
@@ -212,7 +213,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
 ) -> None:
     """It is not taken for damage: none is gone back to, and nothing is changed."""
     pretrain(small(epochs=2), tmp_path / "run")
-    from adasim.train import manifest
+    from adasim.runs import manifest
 
     newest = max((tmp_path / "run" / "checkpoints").iterdir()) / "manifest.json"
     values = manifest.unseal(newest)
@@ -329,7 +330,7 @@ del os.register_at_fork
 from pathlib import Path
 from adasim.config import Config
 from adasim.errors import UserError
-from adasim.train.run import RunFolder
+from adasim.runs.folder import RunFolder
 print(RunFolder.open(Path(sys.argv[1]), lock=False).config.epochs)
 create = lambda: RunFolder.create(Path(sys.argv[1] + "2"), Config(), {})
 for attempt in (create, lambda: RunFolder.open(Path(sys.argv[1]))):

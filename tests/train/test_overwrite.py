@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.files import TEMPORARY, remove
-from adasim.train import overwrite as module
-from adasim.train.loop import pretrain
-from adasim.train.run import RunFolder
+from adasim.runs import overwrite as module
+from adasim.runs.folder import RunFolder
 
 Small = Callable[..., Config]
 

@@ -23,8 +23,8 @@ Metrics = Callable[[Path], list[dict[str, Any]]]
 Torchrun = Callable[..., list[tuple[int, str]]]
 
 STEP = "adasim.train.state:TrainState.count"
-WRITE = "adasim.train.checkpoint:_write"
-MANIFEST = "adasim.train.checkpoint:atomic_write"
+WRITE = "adasim.runs.checkpoint:_write"
+MANIFEST = "adasim.runs.checkpoint:atomic_write"
 LOSS = "adasim.methods.dino:Dino._step"
 KILLED = -signal.SIGKILL
 

@@ -13,8 +13,8 @@ import torch
 from adasim.config import Config
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
+from adasim.runs.checkpoint import CheckpointStore
 from adasim.seeding import permutation
-from adasim.train.checkpoint import CheckpointStore
 from adasim.train.state import TrainState, build_state
 
 Small = Callable[..., Config]

@@ -15,7 +15,7 @@ import torch
 import adasim
 from adasim.config import Config
 from adasim.files import TEMPORARY
-from adasim.train.metrics import TIMES
+from adasim.runs.metrics import TIMES
 
 Small = Callable[..., Config]
 Metrics = Callable[[Path], list[dict[str, Any]]]
@@ -36,11 +36,11 @@ class Runs(Protocol):
 
 STEP = "adasim.train.state:TrainState.count"
 END_EPOCH = "adasim.train.state:TrainState.end_epoch"
-SAVE = "adasim.train.checkpoint:CheckpointStore.save"
-HISTORY = "adasim.train.checkpoint:CheckpointStore.write_history"
-RETAIN = "adasim.train.checkpoint:CheckpointStore._retain"
-WRITE = "adasim.train.checkpoint:_write"
-MANIFEST = "adasim.train.checkpoint:atomic_write"
+SAVE = "adasim.runs.checkpoint:CheckpointStore.save"
+HISTORY = "adasim.runs.checkpoint:CheckpointStore.write_history"
+RETAIN = "adasim.runs.checkpoint:CheckpointStore._retain"
+WRITE = "adasim.runs.checkpoint:_write"
+MANIFEST = "adasim.runs.checkpoint:atomic_write"
 EXPORT = "adasim.train.loop:save_backbone"
 RENAME = "os:rename"
 

@@ -18,9 +18,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from adasim.config import Config, NeighborsConfig, SaveConfig
 from adasim.errors import UserError
 from adasim.files import TEMPORARY
-from adasim.train import run as module
-from adasim.train.metrics import MetricsLog
-from adasim.train.run import RunFolder, check_same
+from adasim.runs import folder as module
+from adasim.runs.folder import RunFolder, check_same
+from adasim.runs.metrics import MetricsLog
 
 LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
 FACTS: dict[str, Any] = {"fingerprint": "f00d", "listing": LISTING, "device": "cpu"}
@@ -208,7 +208,7 @@ HOLDER = """
 import os, sys, time
 from pathlib import Path
 from adasim.config import Config
-from adasim.train.run import RunFolder
+from adasim.runs.folder import RunFolder
 run = RunFolder.create(Path(sys.argv[1]), Config(), {})
 worker = os.fork()  # as a loader worker is
 if worker:

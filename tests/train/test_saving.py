@@ -11,11 +11,12 @@ from typing import Any, Protocol
 import pytest
 import torch
 
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.models import build_backbone, save_backbone
-from adasim.train.checkpoint import CheckpointStore
-from adasim.train.loop import Training, pretrain
+from adasim.runs.checkpoint import CheckpointStore
+from adasim.train.loop import Training
 from adasim.train.state import build_state
 
 Small = Callable[..., Config]
@@ -283,7 +284,7 @@ def test_lists_that_are_named_outside_their_folder_are_no_mere_loss(tmp_path: Pa
     """Hostile names make the whole checkpoint unusable; nothing is read at that place."""
     store = CheckpointStore(tmp_path, keep=2)
     path = store.save(1, {"g": {"x": torch.zeros(1)}}, {}, [])
-    from adasim.train.manifest import seal, unseal
+    from adasim.runs.manifest import seal, unseal
 
     values = unseal(path / "manifest.json")
     values["history"] = [{"name": "../lists.safetensors", "size": 1, "sha256": "0"}]

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.files import TEMPORARY
 from adasim.interrupts import Interrupts, Stopped
-from adasim.train.loop import pretrain
 from adasim.train.signals import StopRequests
 
 Small = Callable[..., Config]
 Digest = Callable[[Path], str]
 
 STEP = "adasim.train.state:TrainState.count"
-WRITE = "adasim.train.checkpoint:_write"
+WRITE = "adasim.runs.checkpoint:_write"
 ANSWER = "Stopping after this step and a save."
 
 

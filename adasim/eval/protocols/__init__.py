@@ -1,0 +1,1 @@
+"""The published protocols as functions of tensors: k-NN, linear, few-shot, linear segmentation."""
