@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adasim import seeding
 from adasim.data import ImageSet, describe, open_images
+from adasim.data.sources.masks import open_masked
 from adasim.errors import UserError
 
 _TEST_SHARE = 5  # one image in five is held out when a data set has no test split
@@ -29,18 +30,19 @@ class Split:
     """A sentence on how the split came about, where nobody asked for it."""
 
     def fingerprint(self) -> str:
-        """Names the images, their labels and the split."""
+        """A hash of the images, their labels and the split."""
         digest = hashlib.sha256()
         digest.update(self.train.fingerprint().encode() + self.train_ids.numpy().tobytes())
         digest.update(self.test.fingerprint().encode() + self.test_ids.numpy().tobytes())
         return digest.hexdigest()
 
-    def found(self) -> list[str]:
-        """In words, what images these are and what was left out."""
+    def sentences(self) -> list[str]:
+        """What images these are, what was left out, and how they were divided, if nobody said."""
         sets = [self.train] if self.test is self.train else [self.train, self.test]
-        return [describe(images, unused=len(sets) == 1) for images in sets]
+        found = [describe(images, unused=len(sets) == 1) for images in sets]
+        return [*found, self.note] if self.note else found
 
-    def describe(self) -> dict[str, str | int]:
+    def facts(self) -> dict[str, str | int]:
         """For a line of results."""
         return {
             "name": self.name,
@@ -51,49 +53,55 @@ class Split:
 
 
 def open_split(
-    data: str | None, train: str | None, test: str | None, *, size: int, seed: int = 0, labels: bool = True
+    data: str | None, train: str | None, test: str | None, *, size: int, seed: int = 0, masks: bool = False
 ) -> Split:
     """`data`'s own train and test split, or the two sources named instead; else one image in five is held out.
 
     Args:
         size: side of the images that `embedded` draws.
-        seed: names the random choice of the images held out.
-        labels: refuse images without labels.
+        seed: random seed of the images held out.
+        masks: images with masks, whose labels do not matter; without it each image must have a label.
     """
     if test is not None and train is None and data is None:
         raise UserError(f"--test {test} needs --train or --data beside it.")
     source = train if train is not None else data
     if source is None:
-        raise UserError("Which images? Name them with --data, or with --train and --test.")
-    images = open_images(source, size=size)
-    if labels:
-        require_labels(images)
-    everything = torch.arange(len(images))
-    note = None
+        things = "images and masks" if masks else "images"
+        raise UserError(f"Which {things}? Name them with --data, or with --train and --test.")
+    images = _open(source, "train", size, masks)
+    name = data_name(source)
     if test is not None:
-        held = _open_test(test, size, source)
-        name = f"{data_name(source)} to {data_name(test)}"
+        held = _open_test(test, source, size, masks)
+        name = f"{name} to {data_name(test)}"
     else:
-        name = data_name(source)
         try:
-            held = open_images(source, size=size, split="test")
+            held = _open(source, "test", size, masks)
         except UserError as error:
-            train_ids, test_ids = hold_out(images.labels, len(images), seed)
+            train_ids, test_ids = hold_out(None if masks else images.labels, len(images), seed)
             note = f"{error} Here {len(test_ids)} of the {len(images)} images are held out at random as test images."
             return Split(name, images, images, train_ids, test_ids, note)
-    if labels:
+    if not masks:
         require_labels(held)
-    return Split(name, images, held, everything, torch.arange(len(held)), note)
+    return Split(name, images, held, torch.arange(len(images)), torch.arange(len(held)))
 
 
-def _open_test(test: str, size: int, train: str) -> ImageSet:
+def _open(source: str, split: str, size: int, masks: bool) -> ImageSet:
+    if masks:
+        return open_masked(source, size=size, split=split)
+    images = open_images(source, size=size, split=split)
+    if split == "train":
+        require_labels(images)
+    return images
+
+
+def _open_test(test: str, train: str, size: int, masks: bool) -> ImageSet:
     """The test split of a source named as test images, or all of it where it is not divided."""
     try:
-        return open_images(test, size=size, split="test")
+        return _open(test, "test", size, masks)
     except UserError:
         if test == train:
             raise
-        return open_images(test, size=size)
+        return _open(test, "train", size, masks)
 
 
 def hold_out(labels: Tensor | None, count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from torchvision.transforms import InterpolationMode, v2
 from adasim.config import ModelConfig
 from adasim.data import ArrayImages, FolderImages, embedded
 from adasim.errors import UserError
-from adasim.eval.features import FeatureCache, default_folder, describe, extract
+from adasim.eval.features import FeatureCache, default_folder, encode, extract
 from adasim.eval.online import online_knn
 from adasim.models import Backbone, build_backbone
 from adasim.models.transforms import EvalTransform
@@ -223,7 +223,7 @@ def test_dino_s_linear_input_is_the_cls_of_the_last_four_blocks_each_normed() ->
         block.register_forward_hook(lambda module, args, output: outputs.append(output))
     views = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
-        found = describe(backbone, views, "linear-dino")
+        found = encode(backbone, views, "linear-dino")
         wanted = torch.cat([backbone.net.norm(output)[:, 0] for output in outputs[-4:]], dim=1)
         assert torch.allclose(found[:, -96:], backbone(views), atol=1e-5)
     assert torch.allclose(found, wanted, atol=1e-5)
@@ -237,13 +237,13 @@ def test_dino_s_linear_input_of_vit_b_is_cls_and_mean_patch() -> None:
     with torch.no_grad():
         tokens = net.forward_features(views)  # (B, 1 + 4, 768)
         wanted = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
-        assert torch.allclose(describe(backbone, views, "linear-dino"), wanted, atol=1e-5)
+        assert torch.allclose(encode(backbone, views, "linear-dino"), wanted, atol=1e-5)
 
 
 def test_dino_s_linear_input_of_a_resnet_is_its_pooled_feature(resnet: Backbone) -> None:
     resnet.eval()
     views = torch.randn(2, 3, 16, 16)
-    assert torch.equal(describe(resnet, views, "linear-dino"), describe(resnet, views, "pooled"))
+    assert torch.equal(encode(resnet, views, "linear-dino"), encode(resnet, views, "pooled"))
 
 
 def test_an_unreadable_image_stops_plain_extraction_by_name(resnet: Backbone, folder: Path) -> None:
@@ -338,7 +338,7 @@ def test_other_weights_data_transform_or_kind_cost_another_pass(tmp_path: Path, 
     FeatureCache(tmp_path).features(backbone, images, SMALL)
     FeatureCache(tmp_path).features(backbone, other, SMALL)
     FeatureCache(tmp_path).features(backbone, images, replace(SMALL, mean=(0.4,)))
-    FeatureCache(tmp_path).features(backbone, images, SMALL, what="linear-dino")
+    FeatureCache(tmp_path).features(backbone, images, SMALL, kind="linear-dino")
     with torch.no_grad():
         backbone.net.norm.bias[0] += 1e-3
     FeatureCache(tmp_path).features(backbone, images, SMALL)
