@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from adasim.eval.features import default_folder
 from adasim.eval.results import RESULTS_FILE
 from adasim.models import BACKBONE_FILE, Backbone, build_backbone, load_backbone
 from adasim.models.transforms import EvalTransform
-from adasim.runs.folder import RunFolder
+from adasim.registry import METHODS, PAIRS
+from adasim.runs.folder import RunFolder, check_source
 
 
 @dataclass
@@ -55,8 +57,8 @@ class Encoder:
 
     def own_source(self) -> str | None:
         """The images that the run was trained on, if this is a run; a sentence if they are not found from here."""
-        if self.run is not None:
-            RunFolder.open(self.run, lock=False).check_source()
+        if self.run is not None and self.source is not None:
+            check_source(self.run, self.source)
         return self.source
 
 
@@ -113,16 +115,30 @@ def _from_path(path: Path) -> Encoder:
     if not (folder / "config.json").is_file():
         note = str(said[0].message) if said else None
         return Encoder(path.stem, backbone, backbone.transform, "a file without its run", note=note)
-    config = RunFolder.open(folder, lock=False).config
+    method, pairs, source = _pretraining(folder)
     return Encoder(
         name=folder.resolve().name,
         backbone=backbone,
         transform=backbone.transform,
-        origin=f"{config.method}, {config.pairs} pairs",
+        origin=f"{method}, {pairs} pairs",
         run=folder,
-        source=config.data.source,
-        method=config.method,
+        source=source,
+        method=method,
     )
+
+
+def _pretraining(run: Path) -> tuple[str, str, str]:
+    """Method, pairs and data of a run. Those of a plug-in need not be loaded: their settings are not asked for."""
+    try:
+        config = RunFolder.open(run, lock=False).config
+    except UserError:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            saved = json.loads((run / "config.json").read_bytes())
+            method, pairs, source = str(saved["method"]), str(saved["pairs"]), str(saved["data"]["source"])
+            if method not in METHODS or pairs not in PAIRS:
+                return method, pairs, source
+        raise
+    return config.method, config.pairs, config.data.source
 
 
 def _from_name(name: str, random_weights: bool, size: int | None) -> Encoder:

@@ -240,15 +240,7 @@ class RunFolder:
 
     def check_source(self) -> None:
         """Say where the run was started if its images were named relative to that folder and are not found here."""
-        source = self.config.data.source
-        if source.startswith(("hf:", "embedded")) or os.path.isabs(source) or os.path.exists(source):
-            return
-        folder = _read_json(self.path / "versions.json").get("started_in")
-        where = f" from {folder}" if folder else " from another folder"
-        raise UserError(
-            f"{self.path} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "
-            f"Go to that folder, or say where the images are now with --data."
-        )
+        check_source(self.path, self.config.data.source)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -260,6 +252,18 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_source(run: Path, source: str) -> None:
+    """Say where a run was started if its images were named relative to that folder and are not found here."""
+    if source.startswith(("hf:", "embedded")) or os.path.isabs(source) or os.path.exists(source):
+        return
+    folder = _read_json(run / "versions.json").get("started_in")
+    where = f" from {folder}" if folder else " from another folder"
+    raise UserError(
+        f"{run} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "
+        f"Go to that folder, or say where the images are now with --data."
+    )
 
 
 def versions(device: str) -> dict[str, Any]:
@@ -297,10 +301,14 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
     """In words, which `decisive` settings differ so that a run cannot go on; empty if none does."""
+    names = before.keys() | after.keys()
+    if before.get("method") != after.get("method"):  # whose settings have nothing in common
+        own = tuple(f"{settings.get('method')}." for settings in (before, after))
+        names = {name for name in names if not name.startswith(own)}
     changed = [
         f"{name} was {before.get(name)} and is now {after.get(name)}"
         + (" (it can only be raised)" if name == "epochs" else "")
-        for name in sorted(before.keys() | after.keys())
+        for name in sorted(names)
         if before.get(name) != after.get(name) and not _raised(name, before.get(name), after.get(name))
     ]
     more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""

@@ -146,7 +146,7 @@ def protocol_of(extractor: Extractor) -> str:
             f"Load its file with --plugin, or choose with --protocol."
         )
         return FALLBACK
-    return getattr(METHODS[method], "linear_protocol", FALLBACK)
+    return str(METHODS[method].linear_protocol)
 
 
 def usual_batch(published: LinearProtocol, train_images: int) -> int:
