@@ -11,14 +11,14 @@ import torch
 from rich.text import Text
 from torch import Tensor
 
-from adasim.data import ImageSet, describe, open_images
+from adasim.data import ImageSet, describe
 from adasim.data.sources.found import few
 from adasim.errors import UserError
 from adasim.eval.encoders import Encoder, open_encoder
 from adasim.eval.features import FeatureCache, FeatureKind, Features, weights_hash
 from adasim.eval.options import Options, Sources
 from adasim.eval.results import Result, append_result
-from adasim.eval.splits import Split, match_test_labels, open_split, require_labels
+from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
 from adasim.models import Backbone
 from adasim.models.transforms import SMALL, EvalTransform
 from adasim.ranks.devices import pick_device
@@ -56,12 +56,12 @@ class Extractor:
         """Whether images are so small that quick modes are the default."""
         return self.encoder.transform.size <= SMALL
 
-    def open_images(self, source: str | None, split: str = "train") -> ImageSet:
+    def open_images(self, source: Source | None, split: str = "train") -> ImageSet:
         """The images of that name, or the run's own; says what was found."""
         source = self.encoder.own_source() if source is None else source
         if source is None:
             raise UserError("Which images? Name them with --data.")
-        images = open_images(source, size=self.encoder.transform.size, split=split)
+        images = open_source(source, size=self.encoder.transform.size, split=split)
         self.say(describe(images))
         return images
 

@@ -14,6 +14,9 @@ from adasim.data import ImageSet, describe, open_images
 from adasim.data.sources.masks import open_masked
 from adasim.errors import UserError
 
+Source = str | ImageSet
+"""What a person names, or images that are there already."""
+
 _TEST_SHARE = 5  # one image in five is held out when a data set has no test split
 
 
@@ -53,7 +56,13 @@ class Split:
 
 
 def open_split(
-    data: str | None, train: str | None, test: str | None, *, size: int, seed: int = 0, masks: bool = False
+    data: Source | None,
+    train: Source | None,
+    test: Source | None,
+    *,
+    size: int,
+    seed: int = 0,
+    masks: bool = False,
 ) -> Split:
     """`data`'s own train and test split, or the two sources named instead; else one image in five is held out.
 
@@ -63,7 +72,7 @@ def open_split(
         masks: images with masks, whose labels do not matter; without it each image must have a label.
     """
     if test is not None and train is None and data is None:
-        raise UserError(f"--test {test} needs --train or --data beside it.")
+        raise UserError(f"--test {data_name(test)} needs --train or --data beside it.")
     source = train if train is not None else data
     if source is None:
         things = "images and masks" if masks else "images"
@@ -85,16 +94,27 @@ def open_split(
     return Split(name, images, held, torch.arange(len(images)), torch.arange(len(held)))
 
 
-def _open(source: str, split: str, size: int, masks: bool) -> ImageSet:
-    if masks:
+def open_source(source: Source, *, size: int, split: str = "train") -> ImageSet:
+    """The images of a name (see `open_images`), or those that were handed over, which are training images."""
+    if isinstance(source, str):
+        return open_images(source, size=size, split=split)
+    if split == "test":
+        raise UserError(f"{source.name} has no test images of its own.")
+    return source
+
+
+def _open(source: Source, split: str, size: int, masks: bool) -> ImageSet:
+    if masks and isinstance(source, str):
         return open_masked(source, size=size, split=split)
-    images = open_images(source, size=size, split=split)
-    if split == "train":
+    images = open_source(source, size=size, split=split)
+    if masks and images.mask(0) is None:
+        raise UserError(f"{images.name} has no masks, which this evaluation needs.")
+    if split == "train" and not masks:
         require_labels(images)
     return images
 
 
-def _open_test(test: str, train: str, size: int, masks: bool) -> ImageSet:
+def _open_test(test: Source, train: Source, size: int, masks: bool) -> ImageSet:
     """The test split of a source named as test images, or all of it where it is not divided."""
     try:
         return _open(test, "test", size, masks)
@@ -158,8 +178,10 @@ def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Ten
     return matched
 
 
-def data_name(source: str) -> str:
+def data_name(source: Source) -> str:
     """A short name for tables: `photos` for /data/photos/ and photos.npz, `cifar10` for hf:user/cifar10."""
+    if isinstance(source, ImageSet):
+        return source.name
     if source.startswith("embedded"):
         return source
     return Path(source.removeprefix("hf:")).name.removesuffix(".npz") or source

@@ -94,6 +94,18 @@ def test_images_may_be_named_by_a_path(make_run: MakeRun, tmp_path: Path) -> Non
     assert list(report.metrics) == ["top1_k3", "top5_k3"]
 
 
+def test_images_may_be_handed_over(make_run: MakeRun) -> None:
+    run = make_run()
+    train, test = (open_images("embedded:320", size=16, split=split) for split in ("train", "test"))
+    wanted = adasim.evaluate(run, "knn", save=False)
+    assert adasim.evaluate(run, "knn", train=train, test=test, save=False).metrics == wanted.metrics
+    fewshot = adasim.evaluate(run, "fewshot", data=test, episodes=5, ways=2, per_class=())
+    assert fewshot.results[0].data["images"] == len(test)
+    divided = adasim.evaluate(run, "segmentation", data=train, epochs=1)
+    assert divided.results[0].data["test_images"] == 64
+    assert "64 of the 320 images are held out" in " ".join(divided.said)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [

@@ -46,7 +46,8 @@ def with_options(kind: type[Evaluation], *more: type) -> type[Any]:
 def make_evaluation(name: str, options: dict[str, Any]) -> Any:
     """The evaluation `name` with options by their names; it has the fields of `Options` too.
 
-    A single value stands for a tuple of one, and a path for its text.
+    A single value stands for a tuple of one, and a path for its text. Where the command line takes the name of a data
+    set, an `ImageSet` may stand.
     """
     kind = with_options(EVALUATIONS[name])
     known = [field.name for field in fields(kind)]
@@ -70,6 +71,6 @@ def _fitting(value: Any, hint: Any) -> Any:
     allowed = {get_origin(kind) or kind for kind in (hint, *get_args(hint))}
     if isinstance(value, Path) and Path not in allowed:
         value = str(value)
-    if tuple in allowed and isinstance(value, str | int | float):
-        return (value,)
+    if tuple in allowed and value is not None:
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
     return Path(value) if Path in allowed and isinstance(value, str) else value

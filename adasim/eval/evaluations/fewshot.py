@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from rich.table import Table
 
-from adasim.data import describe, open_images
+from adasim.data import describe
 from adasim.errors import UserError
 from adasim.eval.evaluations.base import Evaluation
 from adasim.eval.extractor import Extractor
 from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.report import Report
-from adasim.eval.splits import data_name, match_classes, require_labels
+from adasim.eval.splits import Source, data_name, match_classes, open_source, require_labels
 from adasim.registry import EVALUATIONS
 
 
@@ -74,13 +74,13 @@ class Fewshot(Evaluation):
         return {name: getattr(self, name) for name in ("ways", "shots", "queries", "episodes")}
 
     def _measure(
-        self, extractor: Extractor, source: str, per_class: bool
+        self, extractor: Extractor, source: Source, per_class: bool
     ) -> tuple[FewShotAccuracy, dict[str, Any]]:
         """The accuracy on all splits of a data set together, and what the data set was."""
         size = extractor.encoder.transform.size
-        splits = [open_images(source, size=size)]
+        splits = [open_source(source, size=size)]
         with suppress(UserError):  # not divided: all of it is there already
-            splits.append(open_images(source, size=size, split="test"))
+            splits.append(open_source(source, size=size, split="test"))
         for images in splits:
             extractor.say(describe(images, unused=False))
         classes = sorted({name for images in splits for name in images.classes})
@@ -105,7 +105,7 @@ class Fewshot(Evaluation):
         return accuracy, {"name": name, "fingerprint": "+".join(fingerprints), "images": len(pool)}
 
 
-def pick_unbalanced(sources: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
+def pick_unbalanced(sources: Sequence[Source], wanted: Sequence[str] | None) -> list[Source]:
     """The data sets to be scored per class: those named (as with --data, or by their short names), or all."""
     if wanted is None:
         return []
@@ -113,5 +113,5 @@ def pick_unbalanced(sources: Sequence[str], wanted: Sequence[str] | None) -> lis
     known = {name for source in chosen for name in (source, data_name(source))}
     unknown = next((name for name in wanted if name not in known), None)
     if unknown is not None:
-        raise UserError(f"--per-class {unknown} is none of the data sets {', '.join(sources)}.")
+        raise UserError(f"--per-class {unknown} is none of the data sets {', '.join(map(str, sources))}.")
     return chosen if wanted else list(sources)
