@@ -32,11 +32,6 @@ def rankme(features: Tensor) -> float:
     return math.exp(float(torch.special.entr(values / total).sum()))
 
 
-def feature_std(features: Tensor) -> float:
-    """Spread of L2-normalised features (B, D) in units of 1/sqrt(D): about 1 on a full sphere, 0 if equal."""
-    return float(feature_spread(features)) * math.sqrt(features.shape[1])
-
-
 @dataclass
 class _Sign:
     """One way to collapse. It is spoken of after `patience` bad readings in a row, once until it clears.
@@ -103,8 +98,8 @@ class CollapseWatch:
         return said
 
     def _read_features(self, features: Tensor) -> list[str]:
-        spread, rank = feature_std(features), rankme(features)
-        self.readings |= {"feature_std": spread, "rankme": rank}
+        spread, rank = float(feature_spread(features)), rankme(features)
+        self.readings |= {"feature_spread": spread, "rankme": rank}
         said = []
         if self._alike.read(spread < self.SPREAD):
             said.append(
