@@ -34,7 +34,7 @@ def rankme(features: Tensor) -> float:
 
 @dataclass
 class _Sign:
-    """One way to collapse. It is spoken of after `patience` bad readings in a row, once until it clears.
+    """One way to collapse. It is reported after `patience` bad readings in a row, once until it clears.
 
     A sign that had been good before has *become* bad: fewer readings are needed than at the start of a run,
     which may look like a collapse (an untrained network finds all images alike) and recover.
@@ -46,7 +46,7 @@ class _Sign:
     streak: int = 0
 
     def read(self, bad: bool) -> bool:
-        """True if now is the moment to speak."""
+        """True if it is to be reported now."""
         self.streak = self.streak + 1 if bad else 0
         self.was_good |= not bad
         return self.streak == (self.patience if self.was_good else self.patience_at_start)

@@ -41,7 +41,7 @@ def seen_with(targets, outputs):
 
 
 def loss_by_loops(targets, outputs, center, student_temp, teacher_temp):
-    """Section 1.4 and multi-crop: mean over t != s of -sum_k teacher_k log student_k, in plain Python."""
+    """DINO's loss with multi-crop: mean over t != s of -sum_k teacher_k log student_k, in plain Python."""
     terms = []
     for t, target in enumerate(targets):
         for s, output in enumerate(outputs):
