@@ -1,6 +1,6 @@
 """The command line.
 
-    adasim demo                                       two minutes: embedded images, AdaSim pairs, k-NN accuracy
+    adasim demo                                       two minutes: generated images, AdaSim pairs, k-NN accuracy
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
     adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
     adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
@@ -101,7 +101,7 @@ def resume(arguments: Sequence[str]) -> None:
     say_where(out)
 
 
-SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or embedded[:COUNT]"
+SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or synthetic[:COUNT]"
 COMMON = {
     "data SOURCE": SOURCES,
     "out RUN": "the run folder to make",

@@ -56,7 +56,7 @@ def open_split(
     """`data`'s own train and test split, or the two sources named instead; else one image in five is held out.
 
     Args:
-        size: side of the images that `embedded` draws.
+        size: side of the images that `synthetic` draws.
         seed: names the random choice of the images held out.
         labels: refuse images without labels.
     """
@@ -152,7 +152,7 @@ def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Ten
 
 def data_name(source: str) -> str:
     """A short name for tables: `photos` for /data/photos/ and photos.npz, `cifar10` for hf:user/cifar10."""
-    if source.startswith("embedded"):
+    if source.partition(":")[0] in ("synthetic", "embedded"):
         return source
     return Path(source.removeprefix("hf:")).name.removesuffix(".npz") or source
 

@@ -135,9 +135,9 @@ def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path)
         check_same_data(saved, open_images(f"hf:{tmp_path / 'hf'}"))
 
 
-def test_embedded_takes_a_count_and_a_size() -> None:
-    assert len(open_images("embedded:48")) == 48
-    array = open_images("embedded:48", size=40, split="test").as_array()
+def test_synthetic_takes_a_count_and_a_size() -> None:
+    assert len(open_images("synthetic:48")) == 48
+    array = open_images("synthetic:48", size=40, split="test").as_array()
     assert array is not None
     assert array.shape == (256, 1, 40, 40)
 
@@ -169,8 +169,8 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence(
         str(tmp_path / "float.npz"): "uint8",
         str(tmp_path / "few.npz"): "3 images but 2 labels",
         "hf:anything": "pip install",
-        "embedded:many": "whole number",
-        "embedded:0": "whole number",
+        "synthetic:many": "whole number",
+        "synthetic:0": "whole number",
     }.items():
         with pytest.raises(UserError, match=says):
             open_images(source)
