@@ -9,7 +9,8 @@ from torchvision.transforms.v2 import functional as TF
 
 from adasim import seeding
 from adasim.config import ViewsConfig
-from adasim.data import BatchedViews, Views, batched, pixels
+from adasim.data import BatchedViews, Views
+from adasim.data.views import batched, pixels
 from adasim.data.views.parameters import RATIO, UNIFORMS, Params, ViewSettings, draw
 
 from .pictures import smooth
