@@ -44,7 +44,7 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     run = load_run(out)
     untrained = build_state(config, len(train)).method
     transform = EvalTransform.for_run(config)
-    encoders = {"untrained encoder": untrained.exported, "after pretraining": run.encoder}
+    encoders = {"untrained encoder": untrained.eval_encoder, "after pretraining": run.encoder}
     rows = {"raw pixels": _centred_pixels(train, test)}
     for name, encoder in encoders.items():
         rows[name] = [extract(encoder, images, transform, progress=False) for images in (train, test)]

@@ -33,7 +33,7 @@ from adasim.data import (
 )
 from adasim.data.sources.handed import source_of
 from adasim.errors import UserError
-from adasim.methods import Seen, Step
+from adasim.methods import EncodedView, Step
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.ranks.devices import autocast, deterministic
@@ -295,18 +295,18 @@ class Training:
         """
         method, memory = self.state.method, self.state.memory
         assert memory is not None
-        first = method.see(views[0])
+        first = method.encode(views[0])
         memory.observe(batch.ids, first.feature)
         partners = self.policy.partners(epoch, batch.ids.cpu())
         pending = self.loader.fetch(epoch, batch.ids, partners)
-        others = [Seen(view) for view in views[1:]]  # local crops
-        for seen in (first, *others):
-            method.answer(seen)
+        others = [EncodedView(view) for view in views[1:]]  # local crops
+        for encoded in (first, *others):
+            method.predict(encoded)
         start = time.perf_counter()
         view = pending.result()
         late = time.perf_counter() - start
-        second = method.see(view.contiguous(memory_format=torch.channels_last))
-        method.answer(second)
+        second = method.encode(view.contiguous(memory_format=torch.channels_last))
+        method.predict(second)
         step = method.loss([first, second, *others], epoch)
         return batch._replace(partners=partners.to(batch.ids.device)), step, late
 
@@ -382,7 +382,7 @@ class Training:
                 self.report.sync()
                 if self.ranks.is_main:
                     self.unreadable_list.update(self.loader.quarantined)
-                    encoder, transform = self.state.method.exported, EvalTransform.for_run(self.config)
+                    encoder, transform = self.state.method.eval_encoder, EvalTransform.for_run(self.config)
                     save_backbone(self.path / BACKBONE_FILE, encoder, transform)
             self.state.save(self.store)
             self.saved_step = self.state.step

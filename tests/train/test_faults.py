@@ -262,7 +262,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("pairs", "nearest"),
         ("method", "simsiam"),
         ("model__name", "vit_tiny"),
-        ("dino__out_dim", 16),
+        ("settings__out_dim", 16),
         ("batch_size", 8),
         ("epochs", 2),
         ("seed", 6),
