@@ -28,7 +28,7 @@ class PretrainArguments:
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     overwrite: bool = False
     """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
-    plugin: tuple[Path, ...] = ()
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """Python files that register methods, pair policies or kinds of data of your own (docs/extending.md)."""
 
 
@@ -40,7 +40,7 @@ class ResumeArguments:
     resume: Path
     """The run folder."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
-    plugin: tuple[Path, ...] = ()
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """The plug-ins that the run was started with."""
 
 

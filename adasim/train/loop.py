@@ -33,7 +33,6 @@ from adasim.data import (
 )
 from adasim.data.sources.handed import source_of
 from adasim.errors import UserError
-from adasim.methods import EncodedView, Step
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.ranks.devices import autocast, deterministic
@@ -46,6 +45,7 @@ from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
 from adasim.train.start import disk_needed, follow, remedy
 from adasim.train.state import TrainState, build_policy, build_state
+from adasim.train.timing import Forward, build_timing
 
 
 class NonFiniteLossError(UserError):
@@ -133,7 +133,7 @@ def pretrain(
 
 
 def say(text: str) -> None:
-    """A word before the progress bar is there."""
+    """Print a line before there is a progress bar."""
     terminal.console().print(text, soft_wrap=True)
 
 
@@ -165,6 +165,7 @@ class Training:
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = config.epochs * loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
+        self.timing = build_timing(state.method, loader, self.policy, state.memory)
         self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks, knn)
         self.unreadable = 0  # images that all ranks know to be so
         self.unreadable_list = UnreadableList(run.path, images)
@@ -234,10 +235,7 @@ class Training:
         epoch, method = state.epoch, state.method
         for batch, step, waited in self.steps(epoch):
             loss, changed, save_due = self.agree(step.loss, batch, stop)
-            if state.memory is not None and state.memory.timing == "previous":
-                observe = state.memory.observe_async(
-                    batch.ids, step.feature
-                )  # sets out before the backward pass
+            finish_observing = self.timing.observe(batch.ids, step.feature)
             set_schedules(state.optimizer, self.config, state.step, self.steps_per_epoch)
             state.optimizer.zero_grad(set_to_none=True)
             state.scaler.scale(step.loss).backward()
@@ -248,8 +246,7 @@ class Training:
             state.scaler.step(state.optimizer)
             state.scaler.update()
             method.after_step(state.step, self.total_steps)
-            if state.memory is not None and state.memory.timing == "previous":
-                observe()  # search the cache, then write into it
+            finish_observing()
             state.count(loss, changed)
             self.report.step(epoch, step, loss, waited)
             if state.step_in_epoch < self.steps_per_epoch:
@@ -264,13 +261,10 @@ class Training:
         if save_due or self.stopping or last or (every and state.epoch % every == 0):
             self.save()
 
-    def steps(self, epoch: int) -> Iterator[tuple[Batch, Step, float]]:
+    def steps(self, epoch: int) -> Iterator[Forward]:
         """Forward passes of the epoch's remaining batches, and the seconds each had to wait for its data."""
-        state, memory = self.state, self.state.memory
-        after_the_fact = memory is not None and memory.timing == "current"
-        identity = torch.arange(len(self.images))
-        partners = identity if after_the_fact else self.policy.partners(epoch)
-        batches = self.loader.epoch(epoch, partners, state.step_in_epoch, first_only=after_the_fact)
+        state = self.state
+        batches = self.timing.batches(epoch, state.step_in_epoch)
         while True:
             start = time.perf_counter()
             batch = next(batches, None)
@@ -280,35 +274,8 @@ class Training:
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
             views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
             with autocast(state.precision, batch.ids.device):
-                if after_the_fact:
-                    late = partial(self.late_partners, batch, views, epoch)
-                    batch, step, waited_more = self.run_forward(late)
-                    waited += waited_more
-                else:
-                    step = self.run_forward(partial(state.method, views, epoch))
-            yield batch, step, waited
-
-    def late_partners(self, batch: Batch, views: list[Tensor], epoch: int) -> tuple[Batch, Step, float]:
-        """Algorithm 1 as printed: see view 1, update the memory, draw the partner, only then see view 2.
-
-        The partner's view is made in the background while the student looks at view 1.
-        """
-        method, memory = self.state.method, self.state.memory
-        assert memory is not None
-        first = method.encode(views[0])
-        memory.observe(batch.ids, first.feature)
-        partners = self.policy.partners(epoch, batch.ids.cpu())
-        pending = self.loader.fetch(epoch, batch.ids, partners)
-        others = [EncodedView(view) for view in views[1:]]  # local crops
-        for encoded in (first, *others):
-            method.predict(encoded)
-        start = time.perf_counter()
-        view = pending.result()
-        late = time.perf_counter() - start
-        second = method.encode(view.contiguous(memory_format=torch.channels_last))
-        method.predict(second)
-        step = method.loss([first, second, *others], epoch)
-        return batch._replace(partners=partners.to(batch.ids.device)), step, late
+                found = self.run_forward(partial(self.timing.forward, batch, views, epoch))
+            yield found._replace(waited=waited + found.waited)
 
     def agree(self, loss: Tensor, batch: Batch, stop: StopRequests) -> tuple[float, int, bool]:
         """What the ranks decide together after a forward pass, before anything learns from it.
@@ -349,11 +316,10 @@ class Training:
         self.unreadable = len(self.loader.quarantined)
 
     def list_unreadable(self) -> None:
-        """However the run ends, too many unreadable images included, their list is there."""
+        """Write RUN/unreadable.csv, however the run ends: also when too many images were unreadable."""
         if self.ranks.is_main:
-            with suppress(
-                OSError, UserError
-            ):  # the latter: in a folder that is no longer this run's, it has no place
+            # UserError: the folder is no longer this run's.
+            with suppress(OSError, UserError):
                 self.run_folder.check_ours()
                 self.unreadable_list.update(self.loader.quarantined)
 

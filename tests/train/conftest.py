@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from adasim.config import (
     ViewsConfig,
 )
 from adasim.data import open_images
-from adasim.methods import DinoSettings, SimSiamSettings
+from adasim.methods import DinoSettings, SimSiam, SimSiamSettings
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.state import build_state
@@ -55,6 +55,7 @@ def _config(**changes: Any) -> Config:
     )
     if changes.get("method") == "simsiam":
         config.settings = SimSiamSettings(proj_dim=32, pred_dim=16)
+        config.views = replace(config.views, **SimSiam.VIEWS)
     for name, value in changes.items():
         *parents, field = name.split("__")
         owner: Any = config
