@@ -8,13 +8,22 @@ The names most people need, loaded when first used so that `adasim.neighbors` ne
     adasim.pretrain(config, ...)   the whole of pretraining
     adasim.evaluate(run, "knn")    what `adasim eval` measures, as values
     adasim.load_backbone(path)     a pretrained encoder back from a run folder or a .safetensors file
+    adasim.load_run(path)          a run to look at: configuration, metrics, encoder, neighbour memory
 """
 
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["NeighborMemory", "PairDataset", "PairSampler", "evaluate", "load_backbone", "pretrain"]
+__all__ = [
+    "NeighborMemory",
+    "PairDataset",
+    "PairSampler",
+    "evaluate",
+    "load_backbone",
+    "load_run",
+    "pretrain",
+]
 
 _HOMES = {
     "NeighborMemory": "adasim.neighbors",
@@ -22,6 +31,7 @@ _HOMES = {
     "PairSampler": "adasim.neighbors",
     "evaluate": "adasim.api",
     "load_backbone": "adasim.models",
+    "load_run": "adasim.run",
     "pretrain": "adasim.api",
 }
 

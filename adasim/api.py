@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from adasim.config import Config
-from adasim.data import ImageSet
+from adasim.data import ImageSet, ImagesLike
 from adasim.eval.evaluations.base import make_evaluation
 from adasim.eval.extractor import open_extractor
 from adasim.eval.online import online_knn
 from adasim.eval.report import Report
 from adasim.models import Backbone, EvalTransform
 from adasim.recipes import get_recipe
+from adasim.runs.folder import RunFolder
 from adasim.train import loop
 
 
@@ -21,7 +22,7 @@ def pretrain(
     config: Config | str,
     out: str | Path,
     *,
-    data: str | None = None,
+    data: ImagesLike | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Path:
@@ -30,7 +31,9 @@ def pretrain(
     Args:
         config: a recipe's name or a whole configuration.
         out: the run folder to make.
-        data: where the images are, if `config` does not say (see `DataConfig.source`).
+        data: the images, if `config` does not say where they are: a source string (see `DataConfig.source`), an
+            `ImageSet`, a tensor of images, or a map-style torch `Dataset` of them (see `adasim.data.as_images`). To
+            resume a run that images were handed over to, hand them over again.
         resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
             with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
             at step 0.
@@ -44,9 +47,9 @@ def pretrain(
     >>> encoder = adasim.load_backbone(run)                # doctest: +SKIP
     """
     config = get_recipe(config) if isinstance(config, str) else config
-    if data is not None:
-        config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
-    return loop.pretrain(config, out, knn=knn_during_training, resume=resume, overwrite=overwrite)
+    if resume and data is None and not config.data.source:
+        data = RunFolder.open(Path(out), lock=False).config.data.source
+    return loop.pretrain(config, out, data=data, knn=knn_during_training, resume=resume, overwrite=overwrite)
 
 
 def knn_during_training(encoder: Backbone, images: ImageSet, config: Config) -> float:
@@ -69,7 +72,7 @@ def evaluate(
     Args:
         model: a run folder, a `backbone.safetensors`, a timm model name, or an encoder that is loaded.
         evaluation: `knn`, `linear`, `fewshot`, `segmentation`, or one of your own (docs/extending.md).
-        data: the images, as after `--data`, or an `ImageSet`; the run's own by default.
+        data: the images, as after `--data` or for `pretrain`; the run's own by default.
         save: append the results to the run's results.jsonl, or to the file `results=...`.
         options: those of `adasim eval NAME --help`, with `_` for `-`: `k=(5, 20)`, `no_cache=True`.
 

@@ -23,7 +23,7 @@ class DataConfig:
     """Which images, and how they are read."""
 
     source: Annotated[str, tyro.conf.arg(aliases=("--data",))] = ""
-    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `embedded[:COUNT]`
+    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `synthetic[:COUNT]`
     (generated images: what the demo and the desk recipes use when nothing is named)."""
     workers: int = 2
     """Loader processes for the per-image path; 0 reads in the main process. Any number gives the same run."""

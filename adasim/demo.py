@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -14,11 +13,10 @@ from adasim.api import pretrain
 from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
-from adasim.models import load_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.plots import gallery
 from adasim.recipes import get_recipe
-from adasim.runs.checkpoint import CheckpointStore
+from adasim.run import load_run
 from adasim.train.state import build_state
 
 
@@ -43,11 +41,10 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     )
     pretrain(config, out)
 
-    state = build_state(config, len(train))  # as it was before the first step
-    checkpoint = CheckpointStore(out, config.save.keep).load_latest()
-    assert checkpoint is not None
+    run = load_run(out)
+    untrained = build_state(config, len(train)).method
     transform = EvalTransform.for_run(config)
-    encoders = {"untrained encoder": state.method.eval_encoder, "after pretraining": load_backbone(out)}
+    encoders = {"untrained encoder": untrained.eval_encoder, "after pretraining": run.encoder}
     rows = {"raw pixels": _centred_pixels(train, test)}
     for name, encoder in encoders.items():
         rows[name] = [extract(encoder, images, transform, progress=False) for images in (train, test)]
@@ -60,13 +57,12 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     table.caption = f"chance is {100 / len(train.classes):.1f}%"
     console.print(table)
 
-    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    last = run.metrics[-1]
     console.print(
         f"Bootstrapping ratio: {last['bootstrap_ratio']:.0%} of the last epoch's pairs joined two different images."
     )
-    state.load(checkpoint)
-    assert state.memory is not None
-    gallery(out / "neighbours.png", train, state.memory, tau=config.neighbors.tau, seed=seed)
+    assert run.memory is not None
+    gallery(out / "neighbours.png", train, run.memory, tau=config.neighbors.tau, seed=seed)
     for file, what in (
         ("backbone.safetensors", "the encoder: adasim.load_backbone(...), a timm model in .net"),
         ("neighbours.png", "what some images draw their partners from"),

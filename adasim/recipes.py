@@ -124,7 +124,7 @@ def desk_vit() -> Config:
         method="dino",
         epochs=100,
         batch_size=128,
-        data=DataConfig(source="embedded"),
+        data=DataConfig(source="synthetic"),
         views=_desk_views("dino"),
         model=ModelConfig(name="vit_mini", patch_size=4, drop_path=0.0),
         settings=_settings(
@@ -151,7 +151,7 @@ def desk_resnet() -> Config:
         method="simsiam",
         epochs=150,
         batch_size=128,
-        data=DataConfig(source="embedded"),
+        data=DataConfig(source="synthetic"),
         views=_desk_views("simsiam"),
         model=ModelConfig(name="resnet_tiny", drop_path=0.0),
         settings=_settings("simsiam", proj_dim=512, pred_dim=128, fix_pred_lr=True),
@@ -175,7 +175,7 @@ def demo() -> Config:
     config = desk_resnet()
     config.recipe = "demo"
     config.epochs = 60
-    config.data = DataConfig(source="embedded:3000")
+    config.data = DataConfig(source="synthetic:3000")
     return config
 
 

@@ -1,4 +1,4 @@
-"""The paper's arms at desk scale: standard pairs, +NN and AdaSim on the embedded images, by k-NN accuracy.
+"""The paper's arms at desk scale: standard pairs, +NN and AdaSim on the synthetic images, by k-NN accuracy.
 
     python benchmarks/desk_arms.py                        # desk-resnet, 150 epochs, three seeds: about an hour
     python benchmarks/desk_arms.py --epochs 60 --seeds 0  # as long as the demo: some minutes
@@ -41,7 +41,7 @@ def main() -> None:
     for seed in args.seeds:
         for pairs in args.arms:
             config = get_recipe("desk-resnet")
-            config.data.source = "embedded:3000"
+            config.data.source = "synthetic:3000"
             config.pairs, config.epochs, config.seed = pairs, args.epochs, seed
             optim = config.optim
             optim.lr = args.lr or optim.lr

@@ -170,7 +170,10 @@ def test_a_tilde_is_expanded_where_the_shell_does_not(
     monkeypatch.setenv("HOME", str(tmp_path))
     message = refusal(["pretrain", "desk-resnet", *words, "--out=~/run"], capsys)
     assert f"No such folder: {tmp_path}/photos" in message
-    assert expand_home("hf:~/x") == f"hf:{tmp_path}/x"
+    assert [expand_home(f"{kind}:~/x") for kind in ("hf", "lmdb")] == [
+        f"hf:{tmp_path}/x",
+        f"lmdb:{tmp_path}/x",
+    ]
     assert [expand_home(word) for word in ("a~/b", "--out=x~", "-")] == ["a~/b", "--out=x~", "-"]
 
 

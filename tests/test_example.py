@@ -1,21 +1,28 @@
-"""The examples run as they stand: a loop of one's own, a method and a pair policy of one's own."""
+"""The examples run as they stand: a loop of one's own, a method, a pair policy and data of one's own."""
 
+import io
 import json
+import re
 import runpy
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
 
 import adasim
 from adasim.cli.main import main
+from adasim.data import synthetic
 from adasim.errors import UserError
 from adasim.recipes import get_recipe
 from adasim.registry import METHODS, PAIRS, load_plugin
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = [
-    *("--data", "embedded:64", "--epochs", "3", "--batch-size", "16", "--neighbors.window", "1"),
+    *("--data", "synthetic:64", "--epochs", "3", "--batch-size", "16", "--neighbors.window", "1"),
     *("--neighbors.k", "3", "--device", "cpu", "--save.log-every", "1"),
 ]
 
@@ -52,7 +59,7 @@ def test_a_method_of_ones_own_trains_from_python(tmp_path: Path) -> None:
     load_plugin(EXAMPLES / "own_method.py")
     settings = METHODS["byol"].Settings(momentum=0.95)
     recipe = get_recipe("desk-resnet")
-    recipe.data.source, recipe.neighbors.window = "embedded:48", 1
+    recipe.data.source, recipe.neighbors.window = "synthetic:48", 1
     config = replace(recipe, method="byol", settings=settings, epochs=2, batch_size=16, device="cpu")
     run = adasim.pretrain(config, tmp_path / "run")
     assert json.loads((run / "config.json").read_text())["byol"]["momentum"] == 0.95
@@ -65,6 +72,64 @@ def test_a_pair_policy_of_ones_own_is_one_file(tmp_path: Path) -> None:
     ratios = [line["bootstrap_ratio"] for line in metrics(run) if "bootstrap_ratio" in line]
     assert ratios[0] == 0
     assert ratios[-1] > 0
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """48 images of two classes, and a page that is none."""
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        for i, pixels in enumerate(synthetic(48, 16).images):
+            buffer = io.BytesIO()
+            Image.fromarray(pixels[0].numpy()).save(buffer, "png")
+            entry = tarfile.TarInfo(f"class{i % 2}/{i:02d}.png")
+            entry.size = buffer.tell()
+            buffer.seek(0)
+            tar.addfile(entry, buffer)
+        entry = tarfile.TarInfo("class0/page.png")
+        entry.size = 6
+        tar.addfile(entry, io.BytesIO(b"<html>"))
+    return tmp_path / "photos.tar"
+
+
+def test_data_of_ones_own_are_one_file(
+    tmp_path: Path, archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained on, labels used, an unreadable one replaced, known again on a resume, and refused when changed."""
+    plugin, run = str(EXAMPLES / "own_data.py"), tmp_path / "run"
+    words = ["pretrain", "desk-resnet", "--plugin", plugin, *TINY, "--data", f"tar:{archive}"]
+    main(
+        [*words, "--pairs", "oracle", "--eval.every", "3", "--data.max-unreadable", "0.1", "--out", str(run)]
+    )
+    said = capsys.readouterr().out
+    assert f"49 images in 2 classes (class0, class1) from tar:{archive}." in said
+    assert f"{archive}:class0/page.png" in (run / "unreadable.csv").read_text()
+    assert "knn_top1" in metrics(run)[-1]
+    resume = ["pretrain", "--resume", str(run), "--plugin", plugin, "--epochs", "4"]
+    main(resume)
+    assert "the contents of 49 of 49 images agree" in capsys.readouterr().out
+    content = archive.read_bytes()
+    archive.write_bytes(content.replace(b"<html>", b"<HTML>"))
+    with pytest.raises(SystemExit):
+        main(resume)
+    assert "class0/page.png" in capsys.readouterr().err
+    assert adasim.load_run(run).images().labels is not None
+
+
+def test_data_from_python_are_handed_over_as_the_page_on_extensions_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (EXAMPLES.parent / "docs" / "extending.md").read_text()
+    (block,) = [text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "data=pixels" in text]
+    recipe = get_recipe("desk-resnet")
+    recipe.neighbors.window = 1
+    config = replace(recipe, epochs=2, batch_size=16, device="cpu", pairs="standard")
+    pixels = synthetic(48, 16).images
+    dataset = TensorDataset(pixels.expand(-1, 3, -1, -1), torch.arange(48) % 4)
+    names = {"adasim": adasim, "config": config, "longer": replace(config, epochs=3)}
+    exec(block, names | {"pixels": pixels, "dataset": dataset})
+    assert adasim.load_run("runs/tensor").metrics[-1]["epoch"] == 1
+    assert adasim.load_run("runs/dataset").config.epochs == 3
 
 
 def test_an_unknown_name_points_to_plugins(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ FLOORS: list[set[str]] = [
     {"methods"},
     {"runs"},
     {"train", "eval"},
-    {"api", "recipes", "plots", "plan", "demo", "cli", "__main__"},
+    {"api", "run", "recipes", "plots", "plan", "demo", "cli", "__main__"},
 ]
 """From the ground up. Rooms of one floor do not know each other, except on the ground floor and on the top one."""
 
@@ -72,3 +72,20 @@ def test_the_heart_needs_torch_alone() -> None:
     allowed = {"errors", "seeding", "registry", "ranks"}
     for path in sorted((PACKAGE / "neighbors").glob("*.py")):
         assert set(imports(path)) <= {"neighbors", *allowed}, path.name
+
+
+def test_within_the_room_of_data_nobody_imports_in_a_circle() -> None:
+    """images, then sources | synthetic | views, then loading; only the door (`__init__`) knows all of them."""
+    known: dict[str, set[str]] = {}
+    for path in (PACKAGE / "data").rglob("*.py"):
+        own = path.relative_to(PACKAGE / "data").parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("adasim.data."):
+                assert own == "__init__" or node.module != "adasim.data", f"{path}: by the door"
+                known.setdefault(own, set()).add(f"{node.module}.".split(".")[2])
+    assert known.pop("__init__") >= {"images", "sources", "synthetic", "views", "loading"}
+    ground = {"images", "contents"}
+    for own in ("sources", "synthetic", "views"):
+        assert known.pop(own) <= {own, *ground}
+    assert known.pop("loading") <= {"loading", "views", *ground}
+    assert set(known) <= ground

@@ -68,7 +68,7 @@ def test_evaluations_of_features_on_a_device_give_a_cpus_figures(labels_too: boo
 
 @pytest.mark.usefixtures("gpu")
 def test_features_extracted_on_a_device_are_a_cpus() -> None:
-    images, transform = open_images("embedded:32"), EvalTransform.for_run(get_recipe("demo"))
+    images, transform = open_images("synthetic:32"), EvalTransform.for_run(get_recipe("demo"))
     encoder = build_backbone(ModelConfig(name="resnet_tiny"), 32, student=False)
     expected = extract(encoder, images, transform, progress=False)
     assert torch.equal(extract(encoder, images, transform, device="cuda", progress=False), expected)

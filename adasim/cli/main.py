@@ -1,6 +1,6 @@
 """The command line.
 
-    adasim demo                                       two minutes: embedded images, AdaSim pairs, k-NN accuracy
+    adasim demo                                       two minutes: generated images, AdaSim pairs, k-NN accuracy
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
     adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
     adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
@@ -12,6 +12,7 @@ Bad input gets one sentence and exit code 2. What a signal stopped ends with 128
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -117,5 +118,5 @@ def run(arguments: Sequence[str]) -> None:
 def expand_home(argument: str) -> str:
     """`--data=~/x` as people mean it: the shell expands the tilde of a word, but not within one."""
     option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-    kind, colon, path = value.partition(":") if value.startswith("hf:") else ("", "", value)
+    kind, colon, path = value.partition(":") if re.match(r"\w+:~", value) else ("", "", value)
     return option + equals + kind + colon + os.path.expanduser(path)

@@ -127,7 +127,7 @@ def parse(default: Any, arguments: Sequence[str], program: str, about: str | Non
     return parsed
 
 
-SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or embedded[:COUNT]"
+SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or synthetic[:COUNT]"
 COMMON = {
     "data SOURCE": SOURCES,
     "out RUN": "the run folder to make",

@@ -37,7 +37,7 @@ class Sources:
     """Which images: the run's own by default."""
 
     data: str | None = None
-    """A folder, an .npz file, hf:NAME or embedded[:COUNT]; its train and test split are used. Without a test
+    """A folder, an .npz file, hf:NAME or synthetic[:COUNT]; its train and test split are used. Without a test
     split, a fifth of the images is held out."""
     train: str | None = None
     """Training images, if they are a source of their own."""

@@ -67,7 +67,7 @@ def open_split(
     """`data`'s own train and test split, or the two sources named instead; else one image in five is held out.
 
     Args:
-        size: side of the images that `embedded` draws.
+        size: side of the images that `synthetic` draws.
         seed: random seed of the images held out.
         masks: images with masks, whose labels do not matter; without it each image must have a label.
     """
@@ -182,7 +182,7 @@ def data_name(source: Source) -> str:
     """A short name for tables: `photos` for /data/photos/ and photos.npz, `cifar10` for hf:user/cifar10."""
     if isinstance(source, ImageSet):
         return source.name
-    if source.startswith("embedded"):
+    if source.partition(":")[0] in ("synthetic", "embedded"):
         return source
     return Path(source.removeprefix("hf:")).name.removesuffix(".npz") or source
 

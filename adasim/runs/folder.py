@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from adasim.config import Config
+from adasim.data.sources.opening import is_path
 from adasim.errors import UserError
 from adasim.files import TEMPORARY, atomic_write, remove, remove_leftovers
 from adasim.runs.lock import LOCK, FolderLock
@@ -255,7 +256,7 @@ class RunFolder:
 
 def check_source(run: Path, source: str) -> None:
     """Say where a run was started if its images were named relative to that folder and are not found here."""
-    if source.startswith(("hf:", "embedded")) or os.path.isabs(source) or os.path.exists(source):
+    if not is_path(source) or os.path.isabs(source) or os.path.exists(source):
         return
     folder = _read_json(run / "versions.json").get("started_in")
     where = f" from {folder}" if folder else " from another folder"

@@ -24,6 +24,12 @@ TIMES = (
 """Metrics in which two runs of one configuration differ."""
 
 
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, oldest first; one that a kill cut short is passed over."""
+    path = Path(folder) / "metrics.jsonl"
+    return [json.loads(line) for line in _lines_up_to(path, math.inf)] if path.exists() else []
+
+
 class MetricsLog:
     """A line of JSON in metrics.jsonl and scalars in tensorboard/ for every logged step.
 
@@ -167,7 +173,7 @@ class _Span:
         return self.images / took, min(1.0, self.waited / took)
 
 
-def _lines_up_to(path: Path, step: int) -> Iterable[bytes]:
+def _lines_up_to(path: Path, step: float) -> Iterable[bytes]:
     with open(path, "rb") as file:
         for line in file:
             try:

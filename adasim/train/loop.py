@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,18 @@ from torch import Tensor
 
 from adasim import seeding, terminal
 from adasim.config import Config
-from adasim.data import Batch, ImageSet, PairLoader, check_same_data, describe, open_images, record
+from adasim.data import (
+    Batch,
+    ImageSet,
+    ImagesLike,
+    PairLoader,
+    as_images,
+    check_same_data,
+    describe,
+    open_images,
+    record,
+)
+from adasim.data.sources.handed import source_of
 from adasim.errors import UserError
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
@@ -31,7 +43,7 @@ from adasim.runs.unreadable import UnreadableList
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
-from adasim.train.start import disk_needed, follow
+from adasim.train.start import disk_needed, follow, remedy
 from adasim.train.state import TrainState, build_policy, build_state
 from adasim.train.timing import Forward, build_timing
 
@@ -45,6 +57,7 @@ def pretrain(
     config: Config,
     out: str | Path,
     *,
+    data: ImagesLike | None = None,
     knn: KnnDuringTraining | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -54,6 +67,7 @@ def pretrain(
     Args:
         config: the whole configuration.
         out: the run folder to make.
+        data: the images, if they are not to be opened by `config.data.source`.
         knn: measures the encoder every `config.eval.every` epochs.
         resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
             with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
@@ -74,7 +88,11 @@ def pretrain(
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
             ranks.check_batch(config.batch_size)
-            images = open_images(config.data.source, size=config.views.size)
+            if data is None:
+                images = open_images(config.data.source, size=config.views.size)
+            else:
+                images = as_images(data, size=config.views.size)
+                config = replace(config, data=replace(config.data, source=source_of(data)))
             config.check(len(images), images.labels is not None)
         if ranks.is_main:
             say(describe(images))
@@ -85,7 +103,7 @@ def pretrain(
             if resume and ranks.is_main:
                 run = stack.enter_context(RunFolder.open(out))
                 check_same(run.description(), {"config": config.to_dict()})
-                say(check_same_data(run.facts, images, config.data.verify))
+                say(check_same_data(run.facts, images, config.data.verify, remedy(run)))
         with ranks.together():
             state = build_state(config, len(images), ranks)
             loader = PairLoader(

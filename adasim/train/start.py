@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adasim.config import Config
+from adasim.data.sources.handed import AGAIN, was_handed_over
 from adasim.errors import UserError
 from adasim.ranks.processes import Distributed
 from adasim.registry import METHODS, PAIRS
@@ -34,6 +35,11 @@ def follow(run: RunFolder, config: Config, checkpoint: Checkpoint | None, steps_
         before = replace(config, epochs=checkpoint.info["settings"]["epochs"])
         notes.append(longer(before, config, checkpoint.step, steps_per_epoch))
     return notes
+
+
+def remedy(run: RunFolder) -> str:
+    """What to do when the images are not those that the run began with."""
+    return AGAIN if was_handed_over(run.config.data.source) else "Restore the data set as it was"
 
 
 def longer(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:

@@ -126,12 +126,7 @@ class TrainState:
             features.to(device) for _, features in sorted(checkpoint.tensors("recent").items())
         )
         if self.memory is not None:
-            for epoch, parts in self.history.items():
-                for first, name in overlapping(parts, self.memory.rows):
-                    if name not in checkpoint.lost:  # else as if these images had not been visited
-                        self.memory.load_epoch_lists(epoch, checkpoint.history_tensors(name), first)
-            parts = overlapping(info["memory"], self.memory.rows)
-            self.memory.load_parts((first, checkpoint.tensors(group)) for first, group in parts)
+            load_memory(self.memory, checkpoint)
 
     def bytes_on_disk(self, ranks: Distributed, keep: int) -> tuple[int, int]:
         """Of one checkpoint, and of the history files that `keep` of them need: the tensors of all ranks."""
@@ -189,6 +184,16 @@ def overlapping(parts: Sequence[tuple[int, str]], rows: range) -> list[tuple[int
     ]
 
 
+def load_memory(memory: NeighborMemory, checkpoint: Checkpoint) -> None:
+    """Take over a checkpoint's rows of cache and history, as far as `memory` holds them."""
+    for epoch, parts in checkpoint.info["history"]:
+        for first, name in overlapping(parts, memory.rows):
+            if name not in checkpoint.lost:  # else as if these images had not been visited
+                memory.load_epoch_lists(int(epoch), checkpoint.history_tensors(name), first)
+    parts = overlapping(checkpoint.info["memory"], memory.rows)
+    memory.load_parts((first, checkpoint.tensors(group)) for first, group in parts)
+
+
 def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> TrainState:
     """The state before the first step, a pure function of the configuration; of the memory, this rank's share."""
     device = ranks.device
@@ -199,25 +204,32 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
     if any(p.ndim == 4 for p in method.parameters()):
         method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
     method.train()
-    memory = None
-    neighbors, policy = config.neighbors, PAIRS[config.pairs]
-    if policy.draws_from_memory or neighbors.watch:
-        memory = ShardedMemory(
-            num_images,
-            method.feature_dim,
-            window=policy.window(neighbors),
-            k=neighbors.k,
-            support=neighbors.support,
-            timing=neighbors.timing if policy.draws_from_memory else "previous",  # watching changes nothing
-            dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
-            device=device,
-        )
+    memory = build_memory(config, num_images, method.feature_dim, device)
     precision = working_precision(config.precision, device)
     scaler = build_scaler(precision, device)
     recent: deque[Tensor] = deque(maxlen=max(1, _WATCHED * ranks.world // config.batch_size))
     settings = decisive(config.to_dict())
     return TrainState(
         method, build_optimizer(method, config), scaler, memory, settings, recent, precision=precision
+    )
+
+
+def build_memory(
+    config: Config, num_images: int, dim: int, device: torch.device | str = "cpu"
+) -> ShardedMemory | None:
+    """An empty memory for features of width `dim`, this process's share of it; None where the run needs none."""
+    neighbors, policy = config.neighbors, PAIRS[config.pairs]
+    if not (policy.draws_from_memory or neighbors.watch):
+        return None
+    return ShardedMemory(
+        num_images,
+        dim,
+        window=policy.window(neighbors),
+        k=neighbors.k,
+        support=neighbors.support,
+        timing=neighbors.timing if policy.draws_from_memory else "previous",  # watching changes nothing
+        dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
+        device=device,
     )
 
 

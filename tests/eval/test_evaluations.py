@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import adasim
 from adasim.cli.main import main
@@ -101,6 +102,11 @@ def test_images_may_be_handed_over(make_run: MakeRun) -> None:
     assert adasim.evaluate(run, "knn", train=train, test=test, save=False).metrics == wanted.metrics
     fewshot = adasim.evaluate(run, "fewshot", data=test, episodes=5, ways=2, per_class=())
     assert fewshot.results[0].data["images"] == len(test)
+    assert train.labels is not None
+    array = train.as_array()
+    assert array is not None
+    held_out = adasim.evaluate(run, "knn", data=TensorDataset(array, train.labels), k=5, save=False)
+    assert held_out.results[0].data["train_images"] + held_out.results[0].data["test_images"] == 320
     divided = adasim.evaluate(run, "segmentation", data=train, epochs=1)
     assert divided.results[0].data["test_images"] == 64
     assert "64 of the 320 images are held out" in " ".join(divided.said)

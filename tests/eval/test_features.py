@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 from adasim.config import ModelConfig
-from adasim.data import ArrayImages, FolderImages, embedded
+from adasim.data import ArrayImages, FolderImages, synthetic
 from adasim.errors import UserError
 from adasim.eval.features import FeatureCache, default_folder, encode, extract
 from adasim.eval.online import online_knn
@@ -176,7 +176,7 @@ def test_a_low_limit_of_open_files_is_enough_for_workers(folder: Path) -> None:
 
 
 def test_features_in_memory_are_those_of_each_image_alone(resnet: Backbone) -> None:
-    images = embedded(70, 16)
+    images = synthetic(70, 16)
     features = extract(resnet, images, SMALL, batch_size=32)
     resnet.eval()
     with torch.no_grad():
@@ -202,14 +202,14 @@ def test_modes_and_statistics_are_left_as_they_were_and_no_number_is_drawn(resne
     modes = [module.training for module in resnet.modules()]
     before = {name: tensor.clone() for name, tensor in resnet.state_dict().items()}
     generator = torch.get_rng_state()
-    online_knn(resnet, embedded(64, 16), SMALL)
+    online_knn(resnet, synthetic(64, 16), SMALL)
     assert [module.training for module in resnet.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in resnet.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_features_may_be_learned_from(resnet: Backbone) -> None:
-    features = extract(resnet, embedded(8, 16), SMALL)
+    features = extract(resnet, synthetic(8, 16), SMALL)
     layer = nn.Linear(features.shape[1], 2)
     layer(features).sum().backward()
     assert layer.weight.grad is not None
@@ -322,7 +322,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_three_evaluations_cost_one_pass(resnet: Backbone, tmp_path: Path, passes: list[str]) -> None:
-    images = embedded(40, 16)
+    images = synthetic(40, 16)
     for transform in (SMALL, SMALL.for_fewshot(), SMALL.bilinear()):  # equal for images of this very size
         values = FeatureCache(tmp_path).features(resnet, images, transform).values
         assert torch.equal(values, FeatureCache(tmp_path).features(resnet, images, SMALL).values)
@@ -332,8 +332,8 @@ def test_three_evaluations_cost_one_pass(resnet: Backbone, tmp_path: Path, passe
 def test_other_weights_data_transform_or_kind_cost_another_pass(tmp_path: Path, passes: list[str]) -> None:
     torch.manual_seed(0)
     backbone = build_backbone(ModelConfig(name="vit_mini", patch_size=4), 16, student=False)
-    images = embedded(40, 16)
-    other = ArrayImages("embedded-train", images.images.clone(), images.labels)
+    images = synthetic(40, 16)
+    other = ArrayImages("synthetic-train", images.images.clone(), images.labels)
     other.images[7, 0, 3, 3] ^= 1
     FeatureCache(tmp_path).features(backbone, images, SMALL)
     FeatureCache(tmp_path).features(backbone, other, SMALL)
@@ -367,7 +367,7 @@ def hostile(path: Path) -> None:
 def test_a_damaged_file_is_made_anew(
     resnet: Backbone, tmp_path: Path, passes: list[str], damage: Callable[[Path], None]
 ) -> None:
-    images = embedded(40, 16)
+    images = synthetic(40, 16)
     first = FeatureCache(tmp_path).features(resnet, images, SMALL).values
     [file] = tmp_path.iterdir()
     damage(file)
@@ -381,7 +381,7 @@ def test_a_place_that_cannot_be_written_costs_a_pass_and_nothing_else(
 ) -> None:
     (tmp_path / "taken").write_text("a file")
     for _ in range(2):
-        FeatureCache(tmp_path / "taken").features(resnet, embedded(8, 16), SMALL)
+        FeatureCache(tmp_path / "taken").features(resnet, synthetic(8, 16), SMALL)
     assert len(passes) == 2
 
 
@@ -413,7 +413,7 @@ def test_online_accuracy_is_100_for_features_that_tell_the_class_and_chance_for_
 
 
 def test_online_accuracy_looks_at_no_more_images_than_it_may(resnet: Backbone) -> None:
-    images = embedded(300, 16)
+    images = synthetic(300, 16)
     seen = []
     resnet.register_forward_hook(lambda module, args, output: seen.append(len(output)))
     online_knn(resnet, images, SMALL, max_images=100)
@@ -421,11 +421,11 @@ def test_online_accuracy_looks_at_no_more_images_than_it_may(resnet: Backbone) -
 
 
 def test_online_accuracy_is_not_a_number_where_no_class_repeats(resnet: Backbone) -> None:
-    images = embedded(8, 16)
+    images = synthetic(8, 16)
     images.labels = torch.arange(8)
     assert math.isnan(online_knn(resnet, images, SMALL))
 
 
 def test_online_accuracy_without_labels_is_refused(resnet: Backbone) -> None:
     with pytest.raises(UserError, match="has no labels"):
-        online_knn(resnet, ArrayImages("plain", embedded(20, 16).images), SMALL)
+        online_knn(resnet, ArrayImages("plain", synthetic(20, 16).images), SMALL)

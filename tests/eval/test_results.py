@@ -100,7 +100,7 @@ def test_runs_of_a_sweep_keep_their_whole_names(tmp_path: Path) -> None:
         ("/data/photos-0.2", "photos-0.2"),
         ("photos.v1.npz", "photos.v1"),
         ("hf:user/cifar10", "cifar10"),
-        ("embedded:320", "embedded:320"),
+        ("synthetic:320", "synthetic:320"),
         ("/", "/"),
     ],
 )

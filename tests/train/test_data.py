@@ -24,7 +24,7 @@ Small = Callable[..., Config]
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """48 pictures of 16 pixels in two classes, as files of one size."""
-    pixels = open_images("embedded:48", size=16).as_array()
+    pixels = open_images("synthetic:48", size=16).as_array()
     assert pixels is not None
     for i, image in enumerate(pixels):
         path = tmp_path / "photos" / f"class{i % 2}" / f"{i:02d}.bmp"

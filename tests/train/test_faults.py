@@ -76,7 +76,7 @@ def undisturbed_per_image(small: Small, digest: Digest, tmp_path_factory: pytest
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """48 photographs of 16 pixels in two classes, as files."""
-    pixels = open_images("embedded:48", size=16).as_array()
+    pixels = open_images("synthetic:48", size=16).as_array()
     assert pixels is not None
     for i, image in enumerate(pixels):
         path = tmp_path / "photos" / f"class{i % 2}" / f"{i:02d}.png"

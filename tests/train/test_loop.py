@@ -459,6 +459,6 @@ def test_data_given_beside_a_configuration_leaves_the_callers_configuration_alon
     tmp_path: Path, small: Small
 ) -> None:
     config = small(epochs=2)
-    pretrain(config, tmp_path / "run", data="embedded:32")
-    assert config.data.source == "embedded:48"
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["source"] == "embedded:32"
+    pretrain(config, tmp_path / "run", data="synthetic:32")
+    assert config.data.source == "synthetic:48"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["source"] == "synthetic:32"

@@ -250,7 +250,7 @@ def test_ranks_with_other_data_or_other_settings_are_refused(
     runs: Runs, small: Small, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    data = [small(), small(data__source="embedded:64")]
+    data = [small(), small(data__source="synthetic:64")]
     refused(runs.start_ranks(data, out, 2), "number of images is 48 in process 0 and 64 in process 1")
     settings = [small(), small(neighbors__k=4)]
     refused(runs.start_ranks(settings, out, 2), r"neighbors\.k is 3 in process 0 and 4 in process 1")
@@ -313,7 +313,7 @@ def test_a_loss_that_is_not_a_number_on_one_rank_stops_all_before_they_learn(
     hooks = [at(LOSS, 5, "make the loss NaN", rank=1)]
     ranks = runs.start_ranks(small(epochs=3), out, 2, hooks=hooks, digests=True)
     order = permutation(5, "order", 1, 48)[16:32]  # of the second step of the second epoch
-    images = open_images("embedded:48", size=16)
+    images = open_images("synthetic:48", size=16)
     names = ", ".join(images.where(int(i)) for i in order[8:13])  # rank 1 has the second half
     refused(ranks, rf"The loss is nan at step 4 \(epoch 2\).* Its batch begins with {re.escape(names)}\.")
     for lines in ranks.recorded:
@@ -328,7 +328,7 @@ def test_a_loss_that_is_not_a_number_on_one_rank_stops_all_before_they_learn(
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
     """48 images as files, in the order of their ids."""
-    pixels = open_images("embedded:48", size=16).as_array()
+    pixels = open_images("synthetic:48", size=16).as_array()
     assert pixels is not None
     paths = [tmp_path / "photos" / f"{i:02d}.png" for i in range(48)]
     paths[0].parent.mkdir()

@@ -108,7 +108,7 @@ def test_lists_distributions_and_partners_are_the_same_bits_on_any_number_of_ran
 ) -> None:
     """Given the same features. Losses, which are the encoder's own, agree up to rounding."""
     config = small(
-        pairs=pairs, neighbors__timing=timing, neighbors__window=2, epochs=4, data__source="embedded:36"
+        pairs=pairs, neighbors__timing=timing, neighbors__window=2, epochs=4, data__source="synthetic:36"
     )
     told = {
         world: Story(trained(runs.start_ranks(config, tmp_path / f"{world}", world, features=True)))

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data.images import ImageSet
 from adasim.data.loading.reading import read
 from adasim.data.views.batched import BatchedViews
-from adasim.data.views.parameters import UNIFORMS
+from adasim.data.views.parameters import view_uniforms
 from adasim.data.views.per_image import Views
 
 Made = tuple[list[Tensor], dict[int, str]]
@@ -167,6 +166,6 @@ class _Items(Dataset[Made]):
                 if i not in decoded:  # a standard pair's two views share one decoding
                     decoded[i], missing = read(self._images, i, self._seed)
                     failed.update(missing)
-            uniforms = seeding.uniform(self._seed, f"view{view}", task.epoch, task.ids, UNIFORMS)
+            uniforms = view_uniforms(self._seed, view, task.epoch, task.ids)
             views.append(self._views.batch([decoded[i] for i in sources], view, uniforms))
         return views, failed

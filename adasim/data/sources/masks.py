@@ -1,4 +1,4 @@
-"""Images with a segmentation mask each: two folders, PASCAL VOC's layout or CamVid's, an .npz file, or embedded."""
+"""Images with a segmentation mask each: two folders, PASCAL VOC's layout or CamVid's, an .npz file, or generated."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data import ArrayImages, ImageSet, Unreadable, open_images
 from adasim.data.contents import hash_file, open_regular
+from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.sources.decode import EXTENSIONS, decode, open_image
 from adasim.data.sources.folder import SPLIT_FOLDERS
+from adasim.data.sources.opening import open_images
 from adasim.errors import UserError
 
 IGNORE = 255
@@ -82,8 +83,8 @@ def open_masked(source: str, *, size: int, split: str) -> ImageSet:
     Args:
         source: a folder with images/ and masks/ (also inside train/ and test/ or val/), CamVid's with train/ and
             trainannot/, test/ and testannot/, PASCAL VOC's with JPEGImages, SegmentationClass and ImageSets, an
-            .npz file with masks, or `embedded[:COUNT]`.
-        size: side of the images that `embedded` draws.
+            .npz file with masks, or `synthetic[:COUNT]`.
+        size: side of the images that `synthetic` draws.
     """
     if not os.path.isdir(source):
         images = open_images(source, size=size, split=split)

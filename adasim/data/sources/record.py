@@ -45,36 +45,42 @@ def record(images: ImageSet, complete: bool = False) -> dict[str, Any]:
     return facts
 
 
-def check_same_data(saved: dict[str, Any], images: ImageSet, complete: bool = False) -> str:
+def check_same_data(
+    saved: dict[str, Any],
+    images: ImageSet,
+    complete: bool = False,
+    remedy: str = "Restore the data set as it was",
+) -> str:
     """Refuse to go on with other data, naming the first differences; returns a sentence on what was checked.
 
     Args:
         saved: what `record` kept.
         images: the data set as it is now.
         complete: read every file again, if every file was read when the record was made.
+        remedy: what to do about other data.
     """
     try:
-        return _check(saved, images, complete)
+        return _check(saved, images, complete, remedy)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise UserError(
             "The run's data.json is damaged: restore it from a copy, or start a new run."
         ) from None
 
 
-def _check(saved: dict[str, Any], images: ImageSet, complete: bool) -> str:
+def _check(saved: dict[str, Any], images: ImageSet, complete: bool, remedy: str) -> str:
     listing, count = images.listing(), len(images)
     if saved["listing"] != listing:
-        raise _other_data(difference(saved["listing"], listing))
+        raise _other_data(difference(saved["listing"], listing), remedy)
     if saved["labels"] != images.labels_hash():
-        raise _other_data("the labels differ")
+        raise _other_data("the labels differ", remedy)
     known = dict(zip(_sampled(images), saved["sample"], strict=True))
-    _require_same_contents(images, known)
+    _require_same_contents(images, known, remedy)
     late = [i for i, (a, b) in enumerate(zip(saved["times"], images.times(), strict=True)) if a != b]
     whole = saved.get("contents")
     read = 0
     if whole:
         again = range(count) if complete else [late[n] for n in sample_ids(len(late), SAMPLED_FILES)]
-        _require_same_contents(images, {i: whole[i] for i in again}, whole=True)
+        _require_same_contents(images, {i: whole[i] for i in again}, remedy, whole=True)
         read = len(again)
     vouching = sum(i in known for i in late)
     if vouching < min(len(late), _ENOUGH) and not whole:
@@ -118,19 +124,20 @@ def _hashes(images: ImageSet, ids: Sequence[int], whole: bool = False) -> list[s
         return list(pool.map(partial(images.content, whole=whole), ids))
 
 
-def _require_same_contents(images: ImageSet, known: dict[int, str], whole: bool = False) -> None:
+def _require_same_contents(images: ImageSet, known: dict[int, str], remedy: str, whole: bool = False) -> None:
     ids = list(known)
     now = _hashes(images, ids, whole)
     changed = [i for i, found in zip(ids, now, strict=True) if found != known[i]]
     if changed:
         names = few(printable(images.where(i)) for i in changed)
         raise _other_data(
-            f"{len(changed):,} of {len(known):,} images that were looked into hold something else than before, in "
-            f"as many bytes ({names})"
+            f"{len(changed):,} of {len(known):,} images that were looked into hold something else than before"
+            f"{', in as many bytes' if images.times() else ''} ({names})",
+            remedy,
         )
 
 
-def _other_data(what: str, remedy: str = "Restore the data set as it was") -> UserError:
+def _other_data(what: str, remedy: str) -> UserError:
     return UserError(
         f"Cannot resume with other data: {what}. {remedy}, or start a new run with another --out."
     )

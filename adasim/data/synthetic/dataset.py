@@ -1,4 +1,4 @@
-"""The embedded data set: patterned pebbles, drawn by code, in any number and at any size.
+"""The synthetic data set: patterned pebbles, drawn by code, in any number and at any size.
 
 An image is a pebble (a smooth closed outline) on plain ground. The pebble carries one of sixteen families of
 pattern, and the family is the class. Rotation, period, position, outline, contrast, lighting and noise differ
@@ -24,7 +24,10 @@ from adasim import seeding
 from adasim.data.images import ArrayImages
 from adasim.data.synthetic.patterns import EXTRAS, FAMILIES, TURN
 from adasim.errors import UserError
+from adasim.registry import SOURCES
 
+COUNT = 10_000
+"""Training images of the source `synthetic` where no number is given."""
 _CHUNK = 1024  # images drawn at a time: bounds the memory, keeps the work in the processor's caches
 
 
@@ -40,7 +43,7 @@ class Planted:
     """(image, its true class)."""
 
 
-class EmbeddedImages(ArrayImages):
+class SyntheticImages(ArrayImages):
     """`ArrayImages` with a mask for each image (0 ground, class + 1 on the pebble) and a list of what is
     planted.
     """
@@ -50,7 +53,7 @@ class EmbeddedImages(ArrayImages):
         self.planted = planted
 
 
-def embedded(
+def synthetic(
     count: int,
     size: int = 32,
     split: str = "train",
@@ -58,23 +61,23 @@ def embedded(
     duplicates: int = 0,
     near_duplicates: int = 0,
     wrong_labels: int = 0,
-) -> EmbeddedImages:
+) -> SyntheticImages:
     """Draw `count` greyscale images of `size` pixels, uint8 (count, 1, size, size), with labels and masks.
 
     Image i is a pure function of (seed, split, i): a longer data set begins with the shorter one. Only what
     is planted depends on `count`; its places are spread over the whole data set and never overlap.
 
-    >>> data = embedded(64, duplicates=2)
+    >>> data = synthetic(64, duplicates=2)
     >>> copy, original = data.planted.duplicates[0]
     >>> bool((data.images[copy] == data.images[original]).all())
     True
     """
     spoiled = 2 * (duplicates + near_duplicates) + wrong_labels
     if count < 1 or min(duplicates, near_duplicates, wrong_labels) < 0:
-        raise UserError(f"embedded: count={count} and what is planted in it must be positive.")
+        raise UserError(f"synthetic: count={count} and what is planted in it must be positive.")
     if spoiled > count:
         raise UserError(
-            f"embedded: planting duplicates={duplicates}, near_duplicates={near_duplicates} and "
+            f"synthetic: planting duplicates={duplicates}, near_duplicates={near_duplicates} and "
             f"wrong_labels={wrong_labels} takes {spoiled} different images; count={count}. Raise the count."
         )
     labels = _labels(seed, split, count)
@@ -86,13 +89,41 @@ def embedded(
     planted = Planted()
     if spoiled:
         planted = _plant(seed, split, images, labels, masks, duplicates, near_duplicates, wrong_labels)
-    return EmbeddedImages(f"embedded-{split}", images, labels, masks, planted)
+    return SyntheticImages(f"synthetic-{split}", images, labels, masks, planted)
+
+
+@SOURCES.register("synthetic")
+def open_synthetic(count: str, *, size: int, split: str, seed: int) -> SyntheticImages:
+    """`synthetic[:COUNT]`: as many training images, and a fifth of that as test images."""
+    if count and not (count.isdecimal() and int(count)):
+        raise UserError(
+            f"synthetic:{count}: the count must be a whole number above 0, as in --data synthetic:5000."
+        )
+    number = int(count) if count else COUNT
+    if split == "test":  # a fifth, but enough for a figure to mean something
+        number = max(256, number // 5)
+    images = synthetic(number, size, split, seed)
+    images.place = f"synthetic{':' if count else ''}{count} (generated patterns, no photographs)"
+    return images
+
+
+@SOURCES.register("embedded")
+def open_embedded(count: str, *, size: int, split: str, seed: int) -> SyntheticImages:
+    """The former name, also on the images: a run that was begun with it goes on."""
+    images = open_synthetic(count, size=size, split=split, seed=seed)
+    images.name = f"embedded-{split}"
+    return images
+
+
+def _purpose(split: str, what: str) -> str:
+    """Names a random choice. The word is the data set's former name: with another, every image would be another."""
+    return f"embedded {split} {what}"
 
 
 def _labels(seed: int, split: str, count: int) -> Tensor:
     """Every run of sixteen images holds each class once, in an order of its own."""
     blocks = torch.arange(-(-count // len(FAMILIES)))
-    order = seeding.uniform(seed, f"embedded {split} label", 0, blocks, len(FAMILIES)).argsort(1)
+    order = seeding.uniform(seed, _purpose(split, "label"), 0, blocks, len(FAMILIES)).argsort(1)
     return order.flatten()[:count].clone()
 
 
@@ -100,7 +131,7 @@ def _draw(seed: int, split: str, ids: Tensor, labels: Tensor, size: int) -> tupl
     """Images and masks of these ids, uint8 (n, size, size) each."""
 
     def draw(purpose: str, count: int) -> Tensor:
-        return seeding.uniform(seed, f"embedded {split} {purpose}", 0, ids, count).float()
+        return seeding.uniform(seed, _purpose(split, purpose), 0, ids, count).float()
 
     axis = (torch.arange(size) + 0.5) * (2 / size) - 1
     y, x = (a[None] for a in torch.meshgrid(axis, axis, indexing="ij"))  # (1, size, size), in [-1, 1]
@@ -154,7 +185,7 @@ def _plant(
 ) -> Planted:
     """Overwrite images and labels in place, and say where."""
     count = len(images)
-    places = seeding.permutation(seed, f"embedded {split} planted", 0, count)
+    places = seeding.permutation(seed, _purpose(split, "planted"), 0, count)
     copies, originals = places[: exact + near], places[exact + near : 2 * (exact + near)]
     mislabelled = places[2 * (exact + near) :][:wrong]
 
@@ -163,7 +194,7 @@ def _plant(
     if near:
         images[blurred], masks[blurred] = _disturb(seed, split, blurred, images[blurred], masks[blurred])
     truth = labels[mislabelled].clone()
-    step = seeding.uniform(seed, f"embedded {split} wrong", 0, mislabelled)[:, 0]
+    step = seeding.uniform(seed, _purpose(split, "wrong"), 0, mislabelled)[:, 0]
     labels[mislabelled] = (truth + 1 + (step * (len(FAMILIES) - 1)).long()) % len(FAMILIES)
     pairs = list(zip(copies.tolist(), originals.tolist(), strict=True))
     return Planted(pairs[:exact], pairs[exact:], list(zip(mislabelled.tolist(), truth.tolist(), strict=True)))
@@ -171,14 +202,14 @@ def _plant(
 
 def _disturb(seed: int, split: str, ids: Tensor, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
     """Turn by up to 5 degrees, shift by up to 4%, relight by up to 10%, and add noise."""
-    r = seeding.uniform(seed, f"embedded {split} near", 0, ids, 4).float()
+    r = seeding.uniform(seed, _purpose(split, "near"), 0, ids, 4).float()
     angle = math.radians(5) * (2 * r[:, 0] - 1)
     shift = 0.08 * (2 * r[:, 1:3] - 1)
     rows = torch.stack([angle.cos(), -angle.sin(), shift[:, 0], angle.sin(), angle.cos(), shift[:, 1]], 1)
     grid = F.affine_grid(rows.view(-1, 2, 3), list(images.shape), align_corners=False)
     moved = F.grid_sample(images.float(), grid, padding_mode="reflection", align_corners=False)
     size = images.shape[-1]
-    noise = seeding.uniform(seed, f"embedded {split} near noise", 0, ids, size * size).float() - 0.5
+    noise = seeding.uniform(seed, _purpose(split, "near noise"), 0, ids, size * size).float() - 0.5
     relit = moved * (0.9 + 0.2 * r[:, 3, None, None, None]) + 10 * noise.view(-1, 1, size, size)
     outline = F.grid_sample(
         masks[:, None].float(), grid, mode="nearest", padding_mode="reflection", align_corners=False

@@ -2,7 +2,7 @@
 
 Every function takes coordinates u, v (n, H, W) measured in periods of the pattern, and extra uniforms r (n,
 R) for what else may vary within the family. It returns values around 0 whose sign tells ink from paper;
-`embedded` turns them into grey levels.
+`synthetic` turns them into grey levels.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from adasim import seeding
 from adasim.config import ViewsConfig
-from adasim.data.views.parameters import SOLARIZE_FROM, UNIFORMS, Params, ViewSettings, draw
+from adasim.data.views.parameters import SOLARIZE_FROM, Params, ViewSettings, draw, view_uniforms
 from adasim.data.views.pixels import BLUR_RADIUS, blur_taps, shift_hue
 
 _TABLE_SIDE = 32  # up to this side all resize matrices are kept: 1,024 of them, 4 MB for views of 32 pixels
@@ -43,7 +42,7 @@ class BatchedViews:
         """
         settings = self.settings[view]
         B, _, H, W = images.shape
-        uniforms = seeding.uniform(seed, f"view{view}", epoch, ids.cpu(), UNIFORMS)
+        uniforms = view_uniforms(seed, view, epoch, ids.cpu())
         # Parameters stay on the CPU: choosing rows there needs no wait for the device.
         params = draw(settings, torch.full((B,), H), torch.full((B,), W), uniforms)
         x = _crop(images.float().div_(255), settings, params)

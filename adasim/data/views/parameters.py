@@ -1,6 +1,6 @@
 """What is random about a view: one row of uniforms becomes one set of augmentation parameters.
 
-Both engines (`views`, per image; `batched`, whole batches) take their parameters from here, so one name
+Both engines (`per_image`; `batched`, whole batches) take their parameters from here, so one name
 (seed, view, epoch, image id) means the same view in both, up to the rounding of 8-bit pixels.
 """
 
@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from adasim import seeding
 from adasim.config import ViewsConfig
 
 _TRIES = 10  # torchvision's RandomResizedCrop gives up after as many
@@ -52,6 +53,12 @@ class ViewSettings:
             blur_p=config.blur_p[min(view, 3) - 1] * config.blur,
             solarize_p=0.0 if local else config.solarize_p[view - 1] * config.solarize,
         )
+
+
+def view_uniforms(seed: int, view: int, epoch: int, ids: Tensor) -> Tensor:
+    """What `draw` makes view number `view` of these images in this epoch from: float64 (B, UNIFORMS), a pure function
+    of the arguments. The only place that says how a view's randomness is named."""
+    return seeding.uniform(seed, f"view{view}", epoch, ids, UNIFORMS)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
-from adasim import seeding
 from adasim.config import ViewsConfig
-from adasim.data.views.parameters import SOLARIZE_FROM, UNIFORMS, Params, ViewSettings, draw
+from adasim.data.views.parameters import SOLARIZE_FROM, Params, ViewSettings, draw, view_uniforms
 from adasim.data.views.pixels import blur, shift_hue
 
 
@@ -48,7 +47,7 @@ class Views:
         `image` is uint8 (3, H, W) or (1, H, W); `view` is 1 or 2 for the global views, 3 and up for local
         crops.
         """
-        return self.batch([image], view, seeding.uniform(key, f"view{view}", 0, torch.zeros(1), UNIFORMS))[0]
+        return self.batch([image], view, view_uniforms(key, view, 0, torch.zeros(1)))[0]
 
     def batch(self, images: list[Tensor], view: int, uniforms: Tensor) -> Tensor:
         """The views of several images of any sizes, each from its row of uniforms (B, UNIFORMS): (B, 3, S,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
+from adasim.data import ImageSet, as_images
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor
 from adasim.eval.options import Options
@@ -47,7 +48,7 @@ def make_evaluation(name: str, options: dict[str, Any]) -> Any:
     """The evaluation `name` with options by their names; it has the fields of `Options` too.
 
     A single value stands for a tuple of one, and a path for its text. Where the command line takes the name of a data
-    set, an `ImageSet` may stand.
+    set, images of any make may stand (see `as_images`).
     """
     kind = with_options(EVALUATIONS[name])
     known = [field.name for field in fields(kind)]
@@ -55,7 +56,12 @@ def make_evaluation(name: str, options: dict[str, Any]) -> Any:
         if option not in known:
             raise UserError(f"The evaluation {name} has no option {option!r}. {nearest(option, known)}")
     hints = get_type_hints(kind)
-    return kind(**{option: _fitting(value, hints[option]) for option, value in options.items()})
+    fitting = {option: _fitting(value, hints[option]) for option, value in options.items()}
+    for option in ("data", "train", "test"):
+        value = fitting.get(option)
+        if value is not None:
+            fitting[option] = tuple(map(_images, value)) if isinstance(value, tuple) else _images(value)
+    return kind(**fitting)
 
 
 def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:
@@ -74,3 +80,7 @@ def _fitting(value: Any, hint: Any) -> Any:
     if tuple in allowed and value is not None:
         return tuple(value) if isinstance(value, list | tuple) else (value,)
     return Path(value) if Path in allowed and isinstance(value, str) else value
+
+
+def _images(source: Any) -> str | ImageSet:
+    return source if isinstance(source, str) else as_images(source)

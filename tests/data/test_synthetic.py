@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim.data import embedded
+from adasim.data import synthetic
 from adasim.errors import UserError
 
 
@@ -16,24 +16,24 @@ def nearest_classes(train: Tensor, labels: Tensor, test: Tensor, k: int = 20) ->
 
 
 def test_a_longer_data_set_begins_with_the_shorter_one() -> None:
-    short, long = embedded(100), embedded(1500)
+    short, long = synthetic(100), synthetic(1500)
     assert torch.equal(short.images, long.images[:100])
     assert torch.equal(short.labels, long.labels[:100])
     assert torch.equal(short.masks, long.masks[:100])
 
 
 def test_the_splits_and_the_seeds_share_no_image() -> None:
-    sets = [embedded(200), embedded(200, split="test"), embedded(200, seed=1)]
+    sets = [synthetic(200), synthetic(200, split="test"), synthetic(200, seed=1)]
     images = torch.cat([s.images.flatten(1) for s in sets])
     assert len(images.unique(dim=0)) == 600
 
 
 def test_classes_are_balanced_in_every_prefix_of_whole_rounds() -> None:
-    assert torch.equal(embedded(160).labels.bincount(), torch.full((16,), 10))
+    assert torch.equal(synthetic(160).labels.bincount(), torch.full((16,), 10))
 
 
 def test_the_mask_names_the_class_on_the_pebble_and_nothing_else() -> None:
-    data = embedded(64, size=48)
+    data = synthetic(64, size=48)
     share = (data.masks > 0).float().mean((1, 2))
     assert share.min() > 0.2
     assert share.max() < 1
@@ -43,14 +43,14 @@ def test_the_mask_names_the_class_on_the_pebble_and_nothing_else() -> None:
 
 
 def test_the_same_picture_comes_out_at_another_size() -> None:
-    small = embedded(64, size=32).images.float()
-    large = F.avg_pool2d(embedded(64, size=64).images.float(), 2)
+    small = synthetic(64, size=32).images.float()
+    large = F.avg_pool2d(synthetic(64, size=64).images.float(), 2)
     correlation = F.cosine_similarity((small - small.mean()).flatten(1), (large - large.mean()).flatten(1))
     assert correlation.median() > 0.9
 
 
 def test_raw_pixels_are_poor_neighbours() -> None:
-    train, test = embedded(3000), embedded(500, split="test")
+    train, test = synthetic(3000), synthetic(500, split="test")
     plain = nearest_classes(train.images, train.labels, test.images)
     mean = train.images.float().mean(0)
     centred = nearest_classes(train.images - mean, train.labels, test.images - mean)
@@ -59,8 +59,8 @@ def test_raw_pixels_are_poor_neighbours() -> None:
 
 
 def test_what_is_planted_is_where_the_list_says() -> None:
-    clean = embedded(300)
-    data = embedded(300, duplicates=5, near_duplicates=4, wrong_labels=6)
+    clean = synthetic(300)
+    data = synthetic(300, duplicates=5, near_duplicates=4, wrong_labels=6)
     planted = data.planted
     assert (len(planted.duplicates), len(planted.near_duplicates), len(planted.wrong_labels)) == (5, 4, 6)
     pairs = planted.duplicates + planted.near_duplicates
@@ -82,4 +82,4 @@ def test_what_is_planted_is_where_the_list_says() -> None:
 
 def test_planting_more_than_there_is_room_for_is_refused() -> None:
     with pytest.raises(UserError, match="count=10"):
-        embedded(10, duplicates=6)
+        synthetic(10, duplicates=6)
