@@ -272,7 +272,7 @@ def test_a_resume_with_other_settings_is_refused(
     small: Small, tmp_path_factory: pytest.TempPathFactory, finished: Path, field: str, value: Any
 ) -> None:
     before = contents(finished)
-    name = field.replace("__", ".")
+    name = field.replace("settings__", "dino__").replace("__", ".")
     with pytest.raises(UserError, match=f"Cannot resume with other settings: .*{name} was .* is now {value}"):
         pretrain(small(**{"epochs": 3, field: value}), finished, resume=True)
     assert contents(finished) == before

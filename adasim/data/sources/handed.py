@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from adasim.data.contents import UNREADABLE, hash_bytes, sample_ids
 from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet, Unreadable, numbered_classes
@@ -35,7 +35,7 @@ class Items(Protocol):
     def __getitem__(self, i: Any, /) -> Any: ...
 
 
-ImagesLike = str | ImageSet | Tensor | np.ndarray | Items
+ImagesLike = str | ImageSet | Tensor | np.ndarray | Dataset[Any] | Items
 """What `as_images` takes."""
 
 
