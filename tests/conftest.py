@@ -11,14 +11,21 @@ import torch
 
 torch.set_num_threads(1)
 
+pytest_plugins = ["pretrainings"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever fails quickly fails first, and the full-size steps, which take gigabytes, come last."""
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is not None, item.path.name == "test_full_size.py"))
+
 
 @pytest.fixture(scope="session")
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[Any]]]:
-    """`run_ranks(__file__, "work", 1, 2, 4)`: what work(folder, stage) returned, by stage and rank; see ranks.py."""
+    """`run_ranks(__file__, "work", 1, 2, 4)`: what work(folder, stage) returned, by stage and rank; see gloo_ranks.py."""
 
     def run(file: str, function: str, *worlds: int) -> list[list[Any]]:
         folder = tmp_path_factory.mktemp(function)
-        script = Path(__file__).parent / "ranks.py"
+        script = Path(__file__).parent / "gloo_ranks.py"
         command = [sys.executable, str(script), file, function, str(folder), *map(str, worlds)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr

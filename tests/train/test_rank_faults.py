@@ -158,7 +158,7 @@ def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
         "command": True,
     }
     (tmp_path / "run.json").write_text(json.dumps(run))
-    program = [str(Path(__file__).with_name("driver.py")), str(tmp_path / "run.json")]
+    program = [str(Path(__file__).parent.parent / "driver.py"), str(tmp_path / "run.json")]
     [(code, said)] = torchrun(["--standalone", "--nproc-per-node=2", "--max-restarts=1", *program])
     assert code == 0, said
     assert "exitcode: -9" in said

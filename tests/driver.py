@@ -206,7 +206,6 @@ def start(run: dict[str, Any]) -> int | None:
 
 def train(run: dict[str, Any]) -> None:
     if "accelerator" in run:
-        sys.path.append(str(Path(__file__).parent.parent))
         from accelerator import Accelerator
 
         with Accelerator(**run.pop("accelerator")):
