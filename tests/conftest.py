@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerator import Accelerator
 
 torch.set_num_threads(1)
 
@@ -16,12 +17,24 @@ pytest_plugins = ["pretrainings"]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever fails quickly fails first, and the full-size steps, which take gigabytes, come last."""
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is not None, item.path.name == "test_full_size.py"))
+    items.sort(
+        key=lambda item: (item.get_closest_marker("slow") is not None, item.path.name == "test_full_size.py")
+    )
+
+
+@pytest.fixture
+def gpu() -> Iterator[Accelerator]:
+    """A pretend GPU, see accelerator.py."""
+    with Accelerator() as gpu:
+        yield gpu
 
 
 @pytest.fixture(scope="session")
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[Any]]]:
-    """`run_ranks(__file__, "work", 1, 2, 4)`: what work(folder, stage) returned, by stage and rank; see gloo_ranks.py."""
+    """`run_ranks(__file__, "work", 1, 2, 4)`: what work(folder, stage) returned, by stage and rank.
+
+    See gloo_ranks.py.
+    """
 
     def run(file: str, function: str, *worlds: int) -> list[list[Any]]:
         folder = tmp_path_factory.mktemp(function)

@@ -36,12 +36,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.utils.tensorboard
+from helpers import fill
 
 import adasim.__main__
 import adasim.cli.main
@@ -121,15 +121,6 @@ def act(do: str) -> None:
         fill(Path(f"/{path}"))
     else:
         ACTIONS[do]()
-
-
-def fill(path: Path) -> None:
-    """Write a file until the disk has no room for another byte."""
-    with open(path, "wb", buffering=0) as file:
-        for size in (1 << 16, 1):
-            with suppress(OSError):
-                while True:
-                    file.write(bytes(size))
 
 
 class Recorder:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from helpers import names
 
 from adasim.files import TEMPORARY, atomic_write, remove_leftovers, sha256_file
 
@@ -29,10 +30,6 @@ def killing(*args, **kwargs):
 setattr(os, call, killing)
 atomic_write(path, b"new" * 100_000)
 """
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir())
 
 
 def test_bytes_and_writers_give_the_same_file(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -21,12 +20,6 @@ from adasim.eval.protocols.linear import linear_probe
 from adasim.methods import Seen, Step, build_method
 from adasim.models import EvalTransform, build_backbone
 from adasim.recipes import get_recipe
-
-
-@pytest.fixture
-def gpu() -> Iterator[Accelerator]:
-    with Accelerator() as gpu:
-        yield gpu
 
 
 @pytest.mark.usefixtures("gpu")

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerator import Accelerator
+from helpers import assert_same, on_grid
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adasim.neighbors import NeighborMemory, QuantizedRows, ShardedMemory, search
@@ -22,28 +22,8 @@ from adasim.neighbors.precision import ieee_products
 Pair = tuple[Tensor, Tensor]
 
 
-def on_grid(x: Tensor) -> Tensor:
-    return (F.normalize(x, dim=1) * 2**24).round() / 2**24
-
-
 def on_cpu(found: Pair) -> Pair:
     return found[0].cpu(), found[1].cpu()
-
-
-def assert_same(found: Pair, expected: Pair) -> None:
-    assert torch.equal(found[1], expected[1])
-    assert torch.equal(found[0], expected[0])
-
-
-@pytest.fixture
-def gpu() -> Iterator[Accelerator]:
-    with Accelerator() as gpu:
-        yield gpu
-
-
-@pytest.fixture
-def _force_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adasim.neighbors.quantized.int8_is_faster", lambda device, dim: True)
 
 
 @pytest.mark.usefixtures("_force_int8")

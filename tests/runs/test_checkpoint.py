@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import flip, names, small_disk, snapshot
 from torch import Tensor
 
 from adasim.errors import UserError
@@ -34,10 +35,6 @@ def state(step: int) -> dict[str, dict[str, Tensor]]:
 
 def save(store: CheckpointStore, step: int, history: list[str] | None = None) -> Path:
     return store.save(step, state(step), {"step": step}, history or [])
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir())
 
 
 def assert_is(store: CheckpointStore, step: int) -> None:
@@ -251,12 +248,6 @@ def test_an_untouched_history_is_not_read_again_at_every_save(
 # Damage
 
 
-def flip(path: Path, bit: int = 3) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1 << bit  # the last byte belongs to the payload
-    path.write_bytes(content)
-
-
 def truncate(size: Callable[[int], int]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         path = folder / "student.safetensors"
@@ -435,10 +426,6 @@ def test_a_bit_flipped_anywhere_in_a_tensor_file_is_noticed(tmp_path: Path, plac
     assert_is(store, 1)
 
 
-def snapshot(folder: Path) -> list[tuple[str, int, int]]:
-    return sorted((str(p), p.lstat().st_size, p.lstat().st_mtime_ns) for p in folder.rglob("*"))
-
-
 def test_with_no_usable_checkpoint_left_the_run_is_not_silently_restarted(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, 2)
     for step in (1, 2):
@@ -571,18 +558,13 @@ def test_a_second_signal_during_a_save_does_no_harm(tmp_path: Path, monkeypatch:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte, where the machine lets us have one."""
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True
-    ).returncode:
-        pytest.skip("mounting a file system needs root")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, "1m") as place:
+        yield place
 
 
-def test_a_full_disk_fails_the_save_alone(small_disk: Path) -> None:
-    store = CheckpointStore(small_disk, 1)
+def test_a_full_disk_fails_the_save_alone(disk: Path) -> None:
+    store = CheckpointStore(disk, 1)
     small, large = (
         {"g": {"x": torch.zeros(1000)}},
         {"a": {"x": torch.zeros(1000)}, "b": {"x": torch.zeros(10**6)}},
@@ -595,8 +577,8 @@ def test_a_full_disk_fails_the_save_alone(small_disk: Path) -> None:
             store.save(2, large, {"step": 2}, [])
         with pytest.raises(SaveFailed, match="the history of epoch 3"):
             store.write_history(3, large["b"])
-        assert names(small_disk / "checkpoints") == ["step-000000001"]
-        assert names(small_disk / "history") == []
+        assert names(disk / "checkpoints") == ["step-000000001"]
+        assert names(disk / "history") == []
     store.save(2, small, {"step": 2}, [])
     checkpoint = store.load_latest()
     assert checkpoint is not None

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from pretrainings import Metrics, Small
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,9 +27,6 @@ from adasim.seeding import key, permutation, uniform
 from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_state
-
-Small = Callable[..., Config]
-Metrics = Callable[[Path], list[dict[str, Any]]]
 
 
 class Pairs(NamedTuple):
