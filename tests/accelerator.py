@@ -115,9 +115,11 @@ class DeviceTensor(torch.Tensor):
         self.numpy()
 
     @classmethod
-    def __torch_dispatch__(cls, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares a function, and calls a class method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         owners = [t.owner for t in tree_leaves((args, kwargs)) if isinstance(t, DeviceTensor)]
-        return owners[0].run(call, args, kwargs or {})
+        return owners[0].run(func, args, kwargs or {})
 
 
 class Accelerator:
@@ -177,7 +179,7 @@ class Accelerator:
                 "torch.cuda.get_device_properties": lambda device=None: self._properties(device),
                 "torch.cuda.is_bf16_supported": lambda including_emulation=True: True,
             }
-            torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+            torch._C._ensureCUDADeviceGuardSet()
         with ExitStack() as stack:
             for name, substitute in substitutes.items():
                 stack.enter_context(patch(name, substitute))

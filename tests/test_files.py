@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from helpers import names
@@ -84,9 +85,16 @@ def test_the_file_reaches_the_disk_before_its_name_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
+
+    def noting(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def noted(*arguments: Any) -> None:
+            calls.append(name)
+            real(*arguments)
+
+        return noted
+
     for call in ("fsync", "replace"):
-        real = getattr(os, call)
-        monkeypatch.setattr(os, call, lambda *a, _c=call, _r=real: (calls.append(_c), _r(*a))[1])
+        monkeypatch.setattr(os, call, noting(call, getattr(os, call)))
     atomic_write(tmp_path / "x", b"abc")
     assert calls == ["fsync", "replace", "fsync"]
 

@@ -31,7 +31,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    build = [*("wheel", "--no-deps", "--no-build-isolation", "--no-index"), "--wheel-dir", str(out), str(copy)]
+    build = [
+        *("wheel", "--no-deps", "--no-build-isolation", "--no-index"),
+        "--wheel-dir",
+        str(out),
+        str(copy),
+    ]
     subprocess.run([sys.executable, "-m", "pip", "--quiet", *build], check=True)
     return next(out.iterdir())
 
@@ -59,7 +64,9 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path
     (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (tmp_path / "elsewhere").mkdir()
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "OMP_NUM_THREADS": "1"
+    }
 
     def run(program: str, *arguments: str) -> str:
         command = [str(python.with_name(program)), *arguments]
@@ -69,6 +76,8 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path
 
     assert run("python", "-c", "import adasim; print(adasim.__file__)").startswith(str(packages))
     assert run("adasim", "--version") == f"adasim {adasim.__version__}\n"
-    assert "1,281,167" in run("adasim", "plan", "--images", "1281167", "--dim", "384", "--window", "10", "--k", "5")
+    assert "1,281,167" in run(
+        "adasim", "plan", "--images", "1281167", "--dim", "384", "--window", "10", "--k", "5"
+    )
     assert "after pretraining" in run("adasim", "demo", "--epochs", "2", "--out", "demo")
     assert (tmp_path / "elsewhere" / "demo" / "neighbours.png").exists()

@@ -236,8 +236,12 @@ def test_an_untouched_history_is_not_read_again_at_every_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    real = sha256_file
-    monkeypatch.setattr(verify, "sha256_file", lambda path: (read.append(path.name), real(path))[1])
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr(verify, "sha256_file", noted)
     store = CheckpointStore(tmp_path, 1)
     name = store.write_history(0, {"x": torch.arange(5)})
     for step in range(1, 5):
@@ -320,8 +324,12 @@ def without_manifest(folder: Path) -> None:
     (folder / "manifest.json").unlink()
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
 def manifest_with(content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / "manifest.json").write_bytes(content) and None
+    return lambda folder: overwrite(folder / "manifest.json", content)
 
 
 def edited_counter(folder: Path) -> None:
@@ -348,7 +356,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "manifest with numbers for names": lambda folder: rewrite(
         folder, lambda m: m["history"].append({"name": 3})
     ),
-    "pickle as payload": lambda folder: (folder / "student.safetensors").write_bytes(pickle.dumps(Bomb())),
+    "pickle as payload": lambda folder: overwrite(folder / "student.safetensors", pickle.dumps(Bomb())),
     "pickle as manifest": manifest_with(pickle.dumps(Bomb())),
     "pickle vouched for": forge(pickle.dumps(Bomb())),
     "header longer than the file": forge(header(b"{}", 2**63)),
@@ -616,13 +624,13 @@ def train(optimizer: torch.optim.Optimizer, layers: torch.nn.Module, steps: int)
 
 def build(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    layers: torch.nn.Module = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 5, 3), torch.nn.Flatten(), torch.nn.Linear(20, 2)
-    ).to(memory_format=torch.channels_last)
+    first, last = torch.nn.Conv2d(3, 5, 3), torch.nn.Linear(20, 2)
+    layers = torch.nn.Sequential(first, torch.nn.Flatten(), last)
+    layers.to(memory_format=torch.channels_last)
     frozen = torch.nn.Parameter(torch.ones(2))  # never has a gradient, hence no state
     groups = [
-        {"params": list(layers[0].parameters()), "weight_decay": 0.1, "name": "convolution"},
-        {"params": [frozen, *layers[2].parameters()], "weight_decay": 0.0, "name": "rest"},
+        {"params": list(first.parameters()), "weight_decay": 0.1, "name": "convolution"},
+        {"params": [frozen, *last.parameters()], "weight_decay": 0.0, "name": "rest"},
     ]
     if name == "sgd":
         return layers, torch.optim.SGD(groups, lr=0.1, momentum=0.9)
@@ -680,7 +688,7 @@ def test_moments_of_another_type_than_the_weights_keep_it() -> None:
 
 
 def test_nested_state_survives_json_with_its_types() -> None:
-    tree = {
+    tree: dict[Any, Any] = {
         0: {"a": (1, [2.5, None], {"tensor": "not a tensor"})},
         "0": "text",
         "x": [torch.arange(3), (torch.tensor(True),)],

@@ -134,8 +134,8 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     create(folder / "run").close()
-    for command in (["mount", "--bind", folder, folder], ["mount", "-o", "remount,bind,ro", folder]):
-        if subprocess.run(command, capture_output=True).returncode:
+    for options in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
+        if subprocess.run(["mount", *options, str(folder)], capture_output=True).returncode:
             pytest.skip("mounting a file system needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)

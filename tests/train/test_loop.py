@@ -1,8 +1,8 @@
 """The loop is Algorithm 1: compared with the algorithm written out flat, and watched while it works."""
 
+import copy
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class Pairs(NamedTuple):
 
 
 @pytest.fixture
-def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pairs]]:
+def pairs(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
     """Every step's queries and partners, as the loop knows them after the forward pass."""
     seen: list[Pairs] = []
     agree = Training.agree
@@ -315,7 +315,7 @@ def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
     assert images is not None
     views, observe_async = BatchedViews(config.views), memory.observe_async
     before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
-    teacher = build_method(config, 16).teacher
+    teacher = copy.deepcopy(method.teacher)
     checked = 0
 
     def checked_observe(ids: Tensor, features: Tensor) -> Any:

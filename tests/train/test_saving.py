@@ -1,6 +1,7 @@
 """When a run saves, how much disk that takes, and how it gets over damaged lists of neighbours."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -145,7 +146,7 @@ def test_equal_encoders_are_equal_files(small: Small, tmp_path: Path) -> None:
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "one bit flipped": flip,
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[:40]),
+    "truncated": lambda path: os.truncate(path, 40),
     "missing": lambda path: path.unlink(),
 }
 
