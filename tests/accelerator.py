@@ -80,7 +80,7 @@ class DeviceTensor(torch.Tensor):
         made.held, made.owner = real, owner
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DeviceTensor({self.held}, device={self.device})"
 
     def tolist(self) -> Any:
