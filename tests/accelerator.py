@@ -29,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -179,6 +180,8 @@ class Accelerator:
                 "torch.cuda.get_device_properties": lambda device=None: self._properties(device),
                 "torch.cuda.is_bf16_supported": lambda including_emulation=True: True,
             }
+            if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+                pytest.skip("this torch is too old to pretend that it has CUDA")
             torch._C._ensureCUDADeviceGuardSet()
         with ExitStack() as stack:
             for name, substitute in substitutes.items():
