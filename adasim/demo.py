@@ -49,7 +49,7 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     checkpoint = CheckpointStore(out, config.save.keep).load_latest()
     assert checkpoint is not None
     transform = EvalTransform.for_run(config)
-    encoders = {"untrained encoder": state.method.exported, "after pretraining": load_backbone(out)}
+    encoders = {"untrained encoder": state.method.eval_encoder, "after pretraining": load_backbone(out)}
     rows = {"raw pixels": _centred_pixels(train, test)}
     for name, encoder in encoders.items():
         rows[name] = [extract(encoder, images, transform, progress=False) for images in (train, test)]

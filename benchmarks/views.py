@@ -28,6 +28,7 @@ from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, Views
 from adasim.data.views.parameters import UNIFORMS, ViewSettings
+from adasim.registry import METHODS
 
 RESULTS = Path(__file__).parent / "results"
 BATCH, SIZE = 256, 32
@@ -99,7 +100,7 @@ def main() -> None:
     cases = []
     for recipe, blur in (("dino", 1.0), ("dino", 0.0), ("simsiam", 1.0)):
         for channels in (3, 1):
-            config = ViewsConfig(recipe=recipe, size=SIZE, blur=blur)  # type: ignore[arg-type]
+            config = ViewsConfig(**METHODS[recipe].VIEWS, size=SIZE, blur=blur)
             rates = measure(contenders(config, channels), rounds)
             best = max(rate for name, rate in rates.items() if name != "adasim batched")
             cases.append(

@@ -45,7 +45,7 @@ from helpers import fill
 from torch import Tensor
 
 import adasim.__main__
-import adasim.cli.main
+import adasim.cli.pretrain
 from adasim.api import pretrain
 from adasim.config import Config
 from adasim.neighbors import NeighborMemory
@@ -220,7 +220,7 @@ def train(run: dict[str, Any]) -> None:
     config, out, resume = Config.from_dict(run["config"]), Path(run["out"]), run["resume"]
     if run.get("command"):
         # Parsing takes a second and is tested elsewhere: the arguments are as good as parsed.
-        adasim.cli.main.tyro.cli = lambda kind, **_: kind(out, config)  # type: ignore[assignment]
+        adasim.cli.pretrain.tyro.cli = lambda kind, **_: kind(out, config)  # type: ignore[assignment]
         sys.argv = ["adasim", "pretrain", *(["--resume", str(out)] if resume else ["desk-vit"])]
         adasim.__main__.main()
     else:

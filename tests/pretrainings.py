@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,15 @@ from adasim.api import pretrain
 from adasim.config import (
     Config,
     DataConfig,
-    DinoConfig,
     ModelConfig,
     NeighborsConfig,
     OptimConfig,
     SaveConfig,
-    SimSiamConfig,
     ViewsConfig,
 )
 from adasim.data import open_images
 from adasim.files import TEMPORARY
+from adasim.methods import DinoSettings, SimSiam, SimSiamSettings
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.state import build_state
@@ -60,12 +59,14 @@ def _config(**changes: Any) -> Config:
         data=DataConfig(source="embedded:48", workers=0),
         views=ViewsConfig(engine="batch", size=16, scale=(0.8, 1.0), color=0.0, blur=0.0, local_size=8),
         model=ModelConfig(name="vit_mini", patch_size=8, drop_path=0.1),
-        dino=DinoConfig(out_dim=24, hidden_dim=32, bottleneck_dim=16, teacher_temp_warmup_epochs=2),
-        simsiam=SimSiamConfig(proj_dim=32, pred_dim=16),
+        settings=DinoSettings(out_dim=24, hidden_dim=32, bottleneck_dim=16, teacher_temp_warmup_epochs=2),
         neighbors=NeighborsConfig(window=1, k=3, tau=0.2),
         optim=OptimConfig(lr=0.02, min_lr=1e-4, warmup_epochs=1),
         save=SaveConfig(log_every=1, keep=2, every_epochs=1),
     )
+    if changes.get("method") == "simsiam":
+        config.settings = SimSiamSettings(proj_dim=32, pred_dim=16)
+        config.views = replace(config.views, **SimSiam.VIEWS)
     for name, value in changes.items():
         *parents, field = name.split("__")
         owner: Any = config
@@ -79,12 +80,12 @@ def _config(**changes: Any) -> Config:
 
 def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
     """What to type after `adasim` for this configuration."""
-    wanted, recipe = _flat(asdict(config)), _flat(asdict(get_recipe("desk-vit")))
+    wanted, recipe = _flat(config.to_dict()), _flat(get_recipe("desk-vit").to_dict())
     if resume:
         options = {name: value for name, value in wanted.items() if name.startswith(("data.", "save."))}
     else:
         options = {
-            name: value for name, value in wanted.items() if value != recipe[name] and name != "recipe"
+            name: value for name, value in wanted.items() if value != recipe.get(name) and name != "recipe"
         }
     words = ["pretrain", *(["--resume", str(out)] if resume else ["desk-vit", "--out", str(out)])]
     for name, value in options.items():

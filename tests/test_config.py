@@ -13,16 +13,15 @@ from adasim.api import pretrain
 from adasim.config import (
     Config,
     DataConfig,
-    DinoConfig,
     EvalConfig,
     ModelConfig,
     NeighborsConfig,
     OptimConfig,
     SaveConfig,
-    SimSiamConfig,
     ViewsConfig,
 )
 from adasim.errors import UserError
+from adasim.methods import DinoSettings, SimSiamSettings
 from adasim.recipes import RECIPES
 from adasim.runs.folder import RunFolder
 
@@ -57,8 +56,8 @@ from adasim.runs.folder import RunFolder
         (OptimConfig, {"lr": float("nan")}, "optim.lr is not a number (NaN)"),
         (OptimConfig, {"lr": [0.1]}, "optim.lr=[0.1] must be a number."),
         (ModelConfig, {"patch_size": None}, "model.patch_size=None must be a whole number."),
-        (DinoConfig, {"norm_last_layer": "False"}, "dino.norm_last_layer='False' must be True or False."),
-        (SimSiamConfig, {"proj_dim": 2e3}, "simsiam.proj_dim=2000.0 must be a whole number."),
+        (DinoSettings, {"norm_last_layer": "False"}, "dino.norm_last_layer='False' must be True or False."),
+        (SimSiamSettings, {"proj_dim": 2e3}, "simsiam.proj_dim=2000.0 must be a whole number."),
         (SaveConfig, {"keep": "2"}, "save.keep='2' must be a whole number."),
         (EvalConfig, {"every": False}, "eval.every=False must be a whole number."),
         (ViewsConfig, {"scale": (0.4,)}, "views.scale=(0.4,) has 1 values; give 2 numbers."),

@@ -33,11 +33,12 @@ def augmented_batches(
     images left over at an epoch's end are dropped; each epoch leaves others.
     """
     views = ViewsConfig(
-        recipe="simsiam",  # bilinear, as both papers' linear protocols
+        interpolation="bilinear",  # as both papers' linear protocols
         size=transform.size,
         scale=(0.08, 1.0),
         color=0.0,
         blur=0.0,
+        solarize=0.0,
         mean=transform.mean,
         std=transform.std,
     )

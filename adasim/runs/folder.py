@@ -297,10 +297,14 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
     """In words, which `decisive` settings differ so that a run cannot go on; empty if none does."""
+    names = before.keys() | after.keys()
+    if before.get("method") != after.get("method"):  # whose settings have nothing in common
+        own = tuple(f"{settings.get('method')}." for settings in (before, after))
+        names = {name for name in names if not name.startswith(own)}
     changed = [
         f"{name} was {before.get(name)} and is now {after.get(name)}"
         + (" (it can only be raised)" if name == "epochs" else "")
-        for name in sorted(before.keys() | after.keys())
+        for name in sorted(names)
         if before.get(name) != after.get(name) and not _raised(name, before.get(name), after.get(name))
     ]
     more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""

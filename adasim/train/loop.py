@@ -21,7 +21,6 @@ from adasim import seeding, terminal
 from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader, check_same_data, describe, open_images, record
 from adasim.errors import UserError
-from adasim.methods import Seen, Step
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
 from adasim.ranks.devices import autocast, deterministic
@@ -34,6 +33,7 @@ from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
 from adasim.train.start import disk_needed, follow
 from adasim.train.state import TrainState, build_policy, build_state
+from adasim.train.timing import Forward, build_timing
 
 
 class NonFiniteLossError(UserError):
@@ -147,6 +147,7 @@ class Training:
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = config.epochs * loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
+        self.timing = build_timing(state.method, loader, self.policy, state.memory)
         self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks, knn)
         self.unreadable = 0  # images that all ranks know to be so
         self.unreadable_list = UnreadableList(run.path, images)
@@ -216,10 +217,7 @@ class Training:
         epoch, method = state.epoch, state.method
         for batch, step, waited in self.steps(epoch):
             loss, changed, save_due = self.agree(step.loss, batch, stop)
-            if state.memory is not None and state.memory.timing == "previous":
-                observe = state.memory.observe_async(
-                    batch.ids, step.feature
-                )  # sets out before the backward pass
+            finish_observing = self.timing.observe(batch.ids, step.feature)
             set_schedules(state.optimizer, self.config, state.step, self.steps_per_epoch)
             state.optimizer.zero_grad(set_to_none=True)
             state.scaler.scale(step.loss).backward()
@@ -230,8 +228,7 @@ class Training:
             state.scaler.step(state.optimizer)
             state.scaler.update()
             method.after_step(state.step, self.total_steps)
-            if state.memory is not None and state.memory.timing == "previous":
-                observe()  # search the cache, then write into it
+            finish_observing()
             state.count(loss, changed)
             self.report.step(epoch, step, loss, waited)
             if state.step_in_epoch < self.steps_per_epoch:
@@ -246,13 +243,10 @@ class Training:
         if save_due or self.stopping or last or (every and state.epoch % every == 0):
             self.save()
 
-    def steps(self, epoch: int) -> Iterator[tuple[Batch, Step, float]]:
+    def steps(self, epoch: int) -> Iterator[Forward]:
         """Forward passes of the epoch's remaining batches, and the seconds each had to wait for its data."""
-        state, memory = self.state, self.state.memory
-        after_the_fact = memory is not None and memory.timing == "current"
-        identity = torch.arange(len(self.images))
-        partners = identity if after_the_fact else self.policy.partners(epoch)
-        batches = self.loader.epoch(epoch, partners, state.step_in_epoch, first_only=after_the_fact)
+        state = self.state
+        batches = self.timing.batches(epoch, state.step_in_epoch)
         while True:
             start = time.perf_counter()
             batch = next(batches, None)
@@ -262,35 +256,8 @@ class Training:
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
             views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
             with autocast(state.precision, batch.ids.device):
-                if after_the_fact:
-                    late = partial(self.late_partners, batch, views, epoch)
-                    batch, step, waited_more = self.run_forward(late)
-                    waited += waited_more
-                else:
-                    step = self.run_forward(partial(state.method, views, epoch))
-            yield batch, step, waited
-
-    def late_partners(self, batch: Batch, views: list[Tensor], epoch: int) -> tuple[Batch, Step, float]:
-        """Algorithm 1 as printed: see view 1, update the memory, draw the partner, only then see view 2.
-
-        The partner's view is made in the background while the student looks at view 1.
-        """
-        method, memory = self.state.method, self.state.memory
-        assert memory is not None
-        first = method.see(views[0])
-        memory.observe(batch.ids, first.feature)
-        partners = self.policy.partners(epoch, batch.ids.cpu())
-        pending = self.loader.fetch(epoch, batch.ids, partners)
-        others = [Seen(view) for view in views[1:]]  # local crops
-        for seen in (first, *others):
-            method.answer(seen)
-        start = time.perf_counter()
-        view = pending.result()
-        late = time.perf_counter() - start
-        second = method.see(view.contiguous(memory_format=torch.channels_last))
-        method.answer(second)
-        step = method.loss([first, second, *others], epoch)
-        return batch._replace(partners=partners.to(batch.ids.device)), step, late
+                found = self.run_forward(partial(self.timing.forward, batch, views, epoch))
+            yield found._replace(waited=waited + found.waited)
 
     def agree(self, loss: Tensor, batch: Batch, stop: StopRequests) -> tuple[float, int, bool]:
         """What the ranks decide together after a forward pass, before anything learns from it.
@@ -364,7 +331,7 @@ class Training:
                 self.report.sync()
                 if self.ranks.is_main:
                     self.unreadable_list.update(self.loader.quarantined)
-                    encoder, transform = self.state.method.exported, EvalTransform.for_run(self.config)
+                    encoder, transform = self.state.method.eval_encoder, EvalTransform.for_run(self.config)
                     save_backbone(self.path / BACKBONE_FILE, encoder, transform)
             self.state.save(self.store)
             self.saved_step = self.state.step

@@ -48,7 +48,7 @@ class Reporter:
         self.config, self.path, self.images, self.state, self.ranks = config, path, images, state, ranks
         self.steps_per_epoch = steps_per_epoch
         self.knn = knn
-        self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
+        self.watch = CollapseWatch(state.method.output_width)
         self.told_unreadable = 0
         console = terminal.console() if ranks.is_main else terminal.console(quiet=True, force_terminal=False)
         self.bar = Progress(config.epochs * steps_per_epoch, config.epochs, console=console)
@@ -90,7 +90,8 @@ class Reporter:
         """The progress bar after every step, a line of metrics after some."""
         state, batch_size = self.state, self.config.batch_size
         seen = state.step_in_epoch * batch_size
-        bootstrap = None if self.config.pairs == "standard" else state.partners_changed / seen
+        standard = self.config.pairs == "standard"
+        bootstrap = None if standard else state.partners_changed / seen
         state.recent.append(step.feature)
         self.pace.count(batch_size, waited)
         self.bar.update(
@@ -130,7 +131,7 @@ class Reporter:
         every = self.config.eval.every
         if every and (epoch + 1) % every == 0:
             assert self.knn is not None
-            values["knn_top1"] = self.knn(state.method.exported, self.images, self.config)
+            values["knn_top1"] = self.knn(state.method.eval_encoder, self.images, self.config)
         values |= self.pace.epoch()
         self.metrics.write(state.step, values)
 

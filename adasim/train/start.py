@@ -10,6 +10,7 @@ from pathlib import Path
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.ranks.processes import Distributed
+from adasim.registry import METHODS, PAIRS
 from adasim.runs.checkpoint import Checkpoint
 from adasim.runs.folder import RunFolder
 from adasim.schedules import learning_rate
@@ -40,10 +41,7 @@ def longer(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:
     moved = ["learning rate"]
     if now.optim.weight_decay != now.optim.weight_decay_end:
         moved.append("weight decay")
-    if now.method == "dino":
-        moved.append("teacher's momentum")
-    if now.pairs == "oracle":
-        moved.append("share of oracle pairs")
+    moved += [*METHODS[now.method].follows_total, *PAIRS[now.pairs].follows_total]
     names = " and ".join([", ".join(moved[:-1]), moved[-1]] if moved[1:] else moved)
     rates = [learning_rate(config, step, steps_per_epoch) for config in (now, before)]
     return (

@@ -21,9 +21,10 @@ from adasim.config import Config
 from adasim.errors import UserError
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
-from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, ShardedMemory, Standard
+from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
 from adasim.ranks.devices import build_scaler, working_precision
 from adasim.ranks.processes import ALONE, Distributed
+from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
 from adasim.runs.folder import changed_settings, decisive
 from adasim.train.optim import build_optimizer
@@ -199,15 +200,15 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
         method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
     method.train()
     memory = None
-    neighbors, draws = config.neighbors, config.pairs in ("nearest", "adasim")
-    if draws or neighbors.watch:
+    neighbors, policy = config.neighbors, PAIRS[config.pairs]
+    if policy.draws_from_memory or neighbors.watch:
         memory = ShardedMemory(
             num_images,
             method.feature_dim,
-            window=1 if config.pairs == "nearest" else neighbors.window,
+            window=policy.window(neighbors),
             k=neighbors.k,
             support=neighbors.support,
-            timing=neighbors.timing if draws else "previous",  # a watched run is seen as it is
+            timing=neighbors.timing if policy.draws_from_memory else "previous",  # watching changes nothing
             dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
             device=device,
         )
@@ -234,12 +235,6 @@ def build_policy(
     config: Config, num_images: int, memory: NeighborMemory | None, labels: Tensor | None
 ) -> PairPolicy:
     """The pair policy that `config.pairs` names."""
-    if config.pairs == "oracle":
-        if labels is None:
-            raise UserError("pairs=oracle needs labels.")
-        return Oracle(labels, config.epochs, config.neighbors.oracle_p, config.seed)
-    if config.pairs == "standard" or memory is None:
-        return Standard(num_images)
-    if config.pairs == "nearest":
-        return Nearest(memory)
-    return AdaSim(memory, config.neighbors.tau, config.seed)
+    return PAIRS[config.pairs].build(
+        PairContext(num_images, config.epochs, config.seed, config.neighbors, memory, labels)
+    )

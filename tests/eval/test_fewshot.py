@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from adasim.errors import UserError
-from adasim.eval import fewshot, fewshot_accuracy
+from adasim.eval import fewshot_accuracy
+from adasim.eval.protocols import fewshot
 
 
 def clusters(sizes, dim=6, seed=0, spread=1.0):

@@ -3,7 +3,8 @@ import torch
 from torch.nn import functional as F
 
 from adasim.errors import UserError
-from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou, segmentation
+from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
+from adasim.eval.protocols import segmentation
 
 
 def count_by_class(predictions, targets, num_classes, ignore):

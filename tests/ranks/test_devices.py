@@ -31,7 +31,6 @@ SIMSIAM = {
     "method": "simsiam",
     "model__name": "resnet_tiny",
     "model__drop_path": 0.0,
-    "views__recipe": "simsiam",
     "neighbors__cache": "float32",
     "epochs": 2,
 }

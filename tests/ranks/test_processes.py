@@ -15,9 +15,9 @@ from helpers import free_port
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from adasim.config import Config, DinoConfig, ModelConfig, SimSiamConfig
+from adasim.config import Config, ModelConfig
 from adasim.errors import UserError
-from adasim.methods import Method, build_method
+from adasim.methods import DinoSettings, Method, SimSiamSettings, build_method
 from adasim.ranks.processes import Distributed, Place, Runner, first_host
 from adasim.ranks.sync_layers import SyncedBatchNorm
 
@@ -42,8 +42,9 @@ def small_method(name: str) -> Method:
     config = Config(
         method="dino" if name == "dino" else "simsiam",
         model=ModelConfig(name="vit_mini" if name == "dino" else "resnet_tiny", patch_size=8, drop_path=0.4),
-        dino=DinoConfig(out_dim=24, hidden_dim=32, bottleneck_dim=16),
-        simsiam=SimSiamConfig(proj_dim=32, pred_dim=16),
+        settings=DinoSettings(out_dim=24, hidden_dim=32, bottleneck_dim=16)
+        if name == "dino"
+        else SimSiamSettings(proj_dim=32, pred_dim=16),
     )
     return build_method(config, 16).train()
 
@@ -79,9 +80,9 @@ def method_pass(ranks: Distributed, name: str, halves: bool) -> dict[str, Tensor
     views = [view[part] for view in views]
 
     def in_halves() -> Any:
-        seen = [method.see(view) for view in views]
+        seen = [method.encode(view) for view in views]
         for one in seen:
-            method.answer(one)
+            method.predict(one)
         return method.loss(seen, 0)
 
     torch.manual_seed(2)  # the step's seed: the same on all ranks

@@ -19,7 +19,6 @@ SIMSIAM = {
     "method": "simsiam",
     "model__name": "resnet_tiny",
     "model__drop_path": 0.0,
-    "views__recipe": "simsiam",
 }
 
 

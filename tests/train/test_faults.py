@@ -196,7 +196,7 @@ def test_a_resume_with_other_data_is_refused_with_the_difference(
         ("pairs", "nearest"),
         ("method", "simsiam"),
         ("model__name", "vit_tiny"),
-        ("dino__out_dim", 16),
+        ("settings__out_dim", 16),
         ("batch_size", 8),
         ("epochs", 2),
         ("seed", 6),

@@ -75,7 +75,7 @@ def algorithm_1(config: Config) -> tuple[list[float], list[list[int]], Dino, Ten
     It takes from the package the images' augmentations, the networks and the names of random numbers.
     """
     seed, B, w, K, tau = config.seed, config.batch_size, config.neighbors.window, config.neighbors.k, 0.2
-    dino, optim = config.dino, config.optim
+    dino, optim = config.settings, config.optim
     images = open_images(config.data.source, size=config.views.size).as_array()
     assert images is not None
     N = len(images)
@@ -306,7 +306,7 @@ def test_multi_crop_trains_with_either_timing(
 def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
     tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch, timing: str
 ) -> None:
-    config = small(epochs=2, dino__teacher_momentum=0.5, neighbors__timing=timing)  # a teacher that moves
+    config = small(epochs=2, settings__teacher_momentum=0.5, neighbors__timing=timing)  # a teacher that moves
     training = start(config, tmp_path / "run")
     method, memory = training.state.method, training.state.memory
     assert isinstance(method, Dino)
@@ -387,7 +387,7 @@ def test_the_second_neighbours_class_is_measured_on_this_epochs_lists(
 
 
 def test_a_forced_collapse_is_told(tmp_path: Path, small: Small, capsys: pytest.CaptureFixture[str]) -> None:
-    config = small(dino__teacher_temp_start=50.0, dino__teacher_temp=50.0, dino__out_dim=24)
+    config = small(settings__teacher_temp_start=50.0, settings__teacher_temp=50.0, settings__out_dim=24)
     pretrain(config, tmp_path / "run")
     assert capsys.readouterr().out.count("The teacher's output is uniform") == 1
 

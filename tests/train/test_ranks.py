@@ -130,7 +130,6 @@ def test_batch_norm_looks_at_the_images_of_all_ranks(
         method=method,
         model__name="resnet_tiny",
         model__drop_path=0.0,
-        views__recipe=method,
         optim__lr=1e-3,
         epochs=2,
     )

@@ -112,7 +112,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "simsiam, resnet, sgd": {
         "method": "simsiam",
         "model__name": "resnet_tiny",
-        "views__recipe": "simsiam",
         "optim__name": "sgd",
     },
 }

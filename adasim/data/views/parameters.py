@@ -25,9 +25,7 @@ SOLARIZE_FROM = 128  # 8-bit levels from here up are inverted
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """The augmentation of one view: the recipe's table (REFERENCE 3.5 and 4) times the configuration's
-    strengths.
-    """
+    """The augmentation of one view: the configuration's probabilities and ranges times its strengths."""
 
     size: int
     scale: tuple[float, float]
@@ -43,19 +41,16 @@ class ViewSettings:
     def of(cls, config: ViewsConfig, view: int) -> ViewSettings:
         """Views 1 and 2 are the global ones; from 3 on they are local crops."""
         local = view > 2
-        dino = config.recipe == "dino"
-        blur_p = {1: 1.0, 2: 0.1}.get(view, 0.5) if dino else 0.5
-        strengths = (0.4, 0.4, 0.2, 0.1) if dino else (0.4, 0.4, 0.4, 0.1)
-        brightness, contrast, saturation, hue = (config.color * s for s in strengths)
+        brightness, contrast, saturation, hue = (config.color * s for s in config.jitter)
         return cls(
             size=config.local_size if local else config.size,
             scale=config.local_scale if local else config.scale,
-            interpolation="bicubic" if dino else "bilinear",
+            interpolation=config.interpolation,
             jitter=(brightness, contrast, saturation, hue),
             jitter_p=0.8 if config.color else 0.0,
             grey_p=0.2 * config.color,
-            blur_p=blur_p * config.blur,
-            solarize_p=0.2 * config.solarize if dino and view == 2 else 0.0,
+            blur_p=config.blur_p[min(view, 3) - 1] * config.blur,
+            solarize_p=0.0 if local else config.solarize_p[view - 1] * config.solarize,
         )
 
 
