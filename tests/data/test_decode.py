@@ -11,9 +11,10 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image, ImageOps
 
-import adasim.data.sources.decode
+import adasim.rgb
 from adasim.data import Unreadable
-from adasim.data.sources.decode import MAX_PIXELS, decode, to_tensor
+from adasim.data.sources.decode import decode
+from adasim.rgb import MAX_PIXELS, to_tensor
 
 from .pictures import save_image, smooth
 
@@ -130,7 +131,7 @@ def test_strips_give_the_pixels_of_the_whole(mode: str, monkeypatch: pytest.Monk
     image = Image.fromarray(smooth(1, 37, 23)[0].permute(1, 2, 0).numpy())
     image = image.convert("L").convert(mode) if mode in ("LA", "I;16", "I", "F") else image.convert(mode)
     at_once = to_tensor(image)
-    monkeypatch.setattr(adasim.data.sources.decode, "_STRIP", 23 * 5)
+    monkeypatch.setattr(adasim.rgb, "_STRIP", 23 * 5)
     assert torch.equal(to_tensor(image), at_once)
 
 
