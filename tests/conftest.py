@@ -15,11 +15,21 @@ torch.set_num_threads(1)
 pytest_plugins = ["pretrainings"]
 
 
+PROCESSES = {"run_ranks", "runs", "torchrun"}
+"""Fixtures that start processes."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever fails quickly fails first, and the full-size steps, which take gigabytes, come last."""
-    items.sort(
-        key=lambda item: (item.get_closest_marker("slow") is not None, item.path.name == "test_full_size.py")
-    )
+    """Tests that start processes are slow. Quick ones go first, and the full-size steps, of gigabytes, last."""
+    for item in items:
+        if isinstance(item, pytest.Function) and PROCESSES.intersection(item.fixturenames):
+            item.add_marker("slow")
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        return item.get_closest_marker("slow") is not None, item.path.name == "test_full_size.py"
+
+    items.sort(key=place)
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ def test_resume_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--resume needs the folder" in refusal(["pretrain", "--resume"], capsys)
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line_then_its_refusals(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_strange_environment_is_refused_in_a_sentence(
     assert expected in refusal(["pretrain", "demo", "--out", str(tmp_path / "run")], capsys)
 
 
+@pytest.mark.slow
 def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_needed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

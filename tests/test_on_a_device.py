@@ -22,6 +22,8 @@ from adasim.models import EvalTransform, build_backbone
 from adasim.recipes import get_recipe
 from adasim.registry import METHODS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("recipe", ["dino", "simsiam"])

@@ -159,6 +159,7 @@ def test_postscript_in_a_jpgs_clothes_starts_no_program(
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.slow
 def test_the_largest_images_stay_under_a_gigabyte(tmp_path: Path) -> None:
     """The kernel's figure for a process of its own: what decoding adds, with 22 of the 89 megapixels allowed."""
     side = 4700

@@ -9,6 +9,8 @@ from adasim.methods import Dino, build_method
 from adasim.recipes import get_recipe
 from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _free_memory_between_recipes():

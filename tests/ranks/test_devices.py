@@ -26,6 +26,8 @@ from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.monitor import rankme
 from adasim.train.state import build_state
 
+pytestmark = pytest.mark.slow
+
 CUDA = torch.device("cuda", 0)
 SIMSIAM = {
     "method": "simsiam",

@@ -21,6 +21,8 @@ from adasim.methods import DinoSettings, Method, SimSiamSettings, build_method
 from adasim.ranks.processes import Distributed, Place, Runner, first_host
 from adasim.ranks.sync_layers import SyncedBatchNorm
 
+pytestmark = pytest.mark.slow
+
 BATCH = 8
 
 

@@ -516,6 +516,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_sigkill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """Every call that touches the disk, in a history write, a save and a retention, is a place to die."""
     done = subprocess.run([sys.executable, "-c", KILLER, str(tmp_path)], capture_output=True, text=True)

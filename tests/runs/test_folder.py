@@ -214,6 +214,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True

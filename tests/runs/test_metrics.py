@@ -16,6 +16,8 @@ from adasim.runs.metrics import TIMES, Pace
 from adasim.train.loop import Training
 from adasim.train.state import TrainState
 
+pytestmark = pytest.mark.slow
+
 # Time
 
 

@@ -15,6 +15,8 @@ from adasim.api import pretrain
 from adasim.errors import UserError
 from adasim.train.state import build_state
 
+pytestmark = pytest.mark.slow
+
 SIMSIAM = {
     "method": "simsiam",
     "model__name": "resnet_tiny",

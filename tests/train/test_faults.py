@@ -23,6 +23,8 @@ from adasim.runs import checkpoint as checkpoint_module
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.seeding import permutation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def undisturbed_per_image(small: Small, digest: Digest, tmp_path_factory: pytest.TempPathFactory) -> str:

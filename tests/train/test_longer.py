@@ -15,6 +15,8 @@ from adasim.cli.main import main
 from adasim.errors import UserError
 from adasim.schedules import learning_rate
 
+pytestmark = pytest.mark.slow
+
 # No checkpoint yet
 
 

@@ -28,6 +28,8 @@ from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_state
 
+pytestmark = pytest.mark.slow
+
 
 class Pairs(NamedTuple):
     """What one step was trained on."""

@@ -27,6 +27,8 @@ from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import Training
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def paused(runs: Runs, small: Small) -> Callable[[Path], Run]:

@@ -29,6 +29,8 @@ from adasim.data import open_images
 from adasim.files import TEMPORARY
 from adasim.seeding import permutation
 
+pytestmark = pytest.mark.slow
+
 LOSS = "adasim.methods.dino:Dino._step"
 KILLED = -signal.SIGKILL
 

@@ -19,6 +19,8 @@ from adasim.runs.checkpoint import CheckpointStore
 from adasim.seeding import permutation
 from adasim.train.state import TrainState, build_state
 
+pytestmark = pytest.mark.slow
+
 WORLDS = (1, 2, 4)
 
 

@@ -18,6 +18,8 @@ from adasim.config import Config
 from adasim.files import TEMPORARY
 from adasim.runs.metrics import TIMES
 
+pytestmark = pytest.mark.slow
+
 END_EPOCH = "adasim.train.state:TrainState.end_epoch"
 SAVE = "adasim.runs.checkpoint:CheckpointStore.save"
 HISTORY = "adasim.runs.checkpoint:CheckpointStore.write_history"

@@ -21,6 +21,8 @@ from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.loop import Training
 from adasim.train.state import build_state
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:

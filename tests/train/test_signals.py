@@ -19,6 +19,8 @@ from adasim.api import pretrain
 from adasim.interrupts import Interrupts, Stopped
 from adasim.train.signals import StopRequests
 
+pytestmark = pytest.mark.slow
+
 ANSWER = "Stopping after this step and a save."
 
 
