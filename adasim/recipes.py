@@ -62,9 +62,8 @@ def dino_resnet50() -> Config:
         precision="fp32",
         # The appendix lists 0.14; the limitations section says that 0.25 was kept. The appendix is followed.
         views=_views("dino", size=224, scale=(0.14, 1.0), local_crops=0),
-        model=ModelConfig(
-            name="resnet50", drop_path=0.1
-        ),  # listed, but inert: ResNets have no stochastic depth
+        # Stochastic depth is in the paper's list, but ResNets have none.
+        model=ModelConfig(name="resnet50", drop_path=0.1),
         settings=_dino(norm_last_layer=False, freeze_last_layer_epochs=1, teacher_temp_warmup_epochs=30),
         neighbors=NeighborsConfig(tau=0.2, window=1, k=10),
         optim=OptimConfig(
@@ -101,8 +100,8 @@ def dino_vit_s16() -> Config:
 def dino_vit_b16() -> Config:
     """DINO (two crops), ViT-B/16, 800 epochs of ImageNet at batch 1024 (paper: k-NN 72.7, linear 75.0).
 
-    The paper reports this model without its settings. tau, w and K are those of ViT-S/16; the rest is taken
-    from DINO's released arguments for ViT-B/16 (400 epochs there, and ten local crops, left out here).
+    The paper reports this model without its settings. tau, w and K are those of ViT-S/16; the rest is DINO's own
+    for ViT-B/16 (400 epochs there, and ten local crops, left out here). Value by value: docs/method.md.
     """
     return Config(
         recipe="dino-vit-b16",

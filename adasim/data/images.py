@@ -44,7 +44,7 @@ class ImageSet(ABC):
     split: str = ""
     """Which part of a source that is divided into splits this is."""
     left_out: str = ""
-    """In words, what lies among the images and is none."""
+    """In words, which files among the images were left out."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -134,8 +134,9 @@ def decay_groups(
 
 
 def feature_spread(features: Tensor) -> Tensor:
-    """Mean over dimensions of the L2-normalised features' deviation over the batch.
+    """Deviation of the L2-normalised features (B, D) over the batch, averaged over dimensions, times sqrt(D).
 
-    Near 1/sqrt(D) when features fill the sphere, 0 when all are equal (collapse).
+    About 1 when features fill the sphere, 0 when all are equal (collapse).
     """
-    return F.normalize(features.detach().float(), dim=1).std(dim=0, correction=0).mean()
+    unit = F.normalize(features.detach().float(), dim=1)
+    return unit.std(dim=0, correction=0).mean() * features.shape[1] ** 0.5

@@ -150,7 +150,7 @@ class Dino(Method):
         diagnostics = {
             "teacher_entropy": entropy,
             "kl": loss.detach() - entropy,  # each teacher view stands in equally many terms
-            "feature_std": feature_spread(feature),
+            "feature_spread": feature_spread(feature),
         }
         return Step(loss, feature, diagnostics)
 

@@ -89,8 +89,8 @@ class SimSiam(Method):
         first, second = views
         loss = -0.5 * (_cosine(first.output, second.target) + _cosine(second.output, first.target))
         diagnostics = {
-            "feature_std": feature_spread(first.feature),
-            "projection_std": feature_spread(first.target),
+            "feature_spread": feature_spread(first.feature),
+            "projection_spread": feature_spread(first.target),
         }
         return Step(loss, first.feature, diagnostics)
 

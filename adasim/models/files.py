@@ -136,9 +136,8 @@ def _built(spec: dict[str, Any], found: dict[str, list[int]], path: Path) -> Bac
                 f"{path} does not fit its own description: {name} has shape {found.get(name, 'none')}, "
                 f"{spec['name']} needs {expected.get(name, 'none')}. Export it again."
             )
-    made = sum(
-        buffer.numel() for buffer in bare.buffers()
-    )  # the file lacks what can be computed: index tables
+    # The file lacks what can be computed: index tables.
+    made = sum(buffer.numel() for buffer in bare.buffers())
     if made > _COMPUTED:
         raise UserError(
             f"{path} describes a model that would take {made:,} values beside its weights. Export it again."

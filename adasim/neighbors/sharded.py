@@ -34,10 +34,10 @@ def shard(num_images: int, rank: int, world: int) -> range:
 
 
 class ShardedMemory(NeighborMemory):
-    """A NeighborMemory of which this process holds a share. It works alone, too, and is then the whole.
+    """A NeighborMemory of which this process holds a share; in a single process, all of it.
 
-    Every verb is a conversation: all ranks call it, in the same order. `observe`, `distribution` and the draws
-    take this rank's own ids (any number of them) and answer for those; where an image stands in the batches of
+    Every method is collective: all ranks call it, in the same order. `observe`, `distribution` and the draws
+    take this rank's own ids (any number of them) and return their results; where an image stands in the batches of
     two ranks, the higher rank's counts, as the later place does in one process. `state_dict`, `epoch_lists` and
     `rows` are this rank's share; `load_parts` takes the shares of any other number of ranks.
 
@@ -67,7 +67,7 @@ class ShardedMemory(NeighborMemory):
 
     @torch.no_grad()
     def observe_async(self, ids: Ids, features: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Begin to observe: queries set out now, and the call that is returned does the rest.
+        """Begin to observe: queries are sent now, and the call that is returned does the rest.
 
         What runs in between (the backward pass) hides the largest of the transfers. Neither cache nor lists
         change before the second call, which may be left out: then nothing was observed.

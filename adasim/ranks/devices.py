@@ -16,8 +16,8 @@ from adasim.errors import UserError
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device of that name, or for `auto` the best there is; on a node of several, this process's own.
 
-    A launcher may show each process all devices of the node, or only its own (`srun --gpus-per-task=1`): counting
-    round fits both. No device but this process's is touched.
+    A launcher may show each process all devices of the node, or only its own (`srun --gpus-per-task=1`):
+    the local rank modulo the number of devices fits both. No device but this process's is touched.
     """
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = (best or torch.device("cpu")) if name == "auto" else _parsed(name)

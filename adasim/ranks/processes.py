@@ -31,7 +31,7 @@ from adasim.ranks.rendezvous import meet
 from adasim.ranks.sync_layers import synchronize
 
 T = TypeVar("T")
-_TIMEOUT = timedelta(minutes=10)  # longer than a rank may take to save, shorter than a night lost to a hang
+_TIMEOUT = timedelta(minutes=10)  # long enough for a slow save, short enough not to hang for hours
 
 
 class LostContactError(UserError):
@@ -78,7 +78,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Distributed:
-    """This process among the others of the run. Use it as a context: leaving it says goodbye to them."""
+    """This process among the others of the run. Use it as a context: leaving it closes the process group."""
 
     rank: int
     world: int
@@ -130,7 +130,7 @@ class Distributed:
     ) -> None:
         if error is None or self.world == 1 or getattr(error, "shared", False):
             return self.close()
-        # It befell this process alone, so the first cannot tell of it; and nobody is there to say goodbye to.
+        # This process alone failed: the first cannot report it, and closing the group would wait for the others.
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             lost = LostContactError(
                 f"Process {self.rank} of {self.world} lost touch with another one, which was probably killed; "
@@ -147,7 +147,7 @@ class Distributed:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this is rank 0, which prints and writes for all."""
         return self.rank == 0
 
     # ---- the network ----
@@ -249,7 +249,7 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 
 
 class _Shell(nn.Module):
-    """DDP prepares for the backward pass in `forward`; ours has several entrances, so it is handed in.
+    """DDP prepares for the backward pass in `forward`; ours has several entry points, so the call is handed in.
 
     It holds what learns and nothing else: teacher and running statistics are the same on all ranks anyway.
     """

@@ -1,7 +1,7 @@
 """How the processes of a run find each other in a store that may remember earlier ones.
 
 torchrun keeps its store when it restarts a run (`--max-restarts`), and with it the addresses of processes that are
-gone: whoever looks there again waits for the dead. Its count of restarts is no help, as nodes may count differently.
+gone: a process that looks them up waits for ever. Its count of restarts is no help, as nodes may count differently.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from adasim.errors import UserError
 
 
 def meet(store: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
-    """A corner of `store` that these processes share and no earlier ones have used.
+    """A prefix of `store` that these processes share and no earlier ones have used.
 
-    Rank 0 calls out a new name, the others answer to it with names of their own, and rank 0 says which answers it
-    has heard. Who finds itself among them has met this rank 0, not words that an earlier one left behind.
+    Rank 0 publishes a new random name, the others reply under it with random names of their own, and rank 0 lists
+    the replies that it got. A rank that finds itself in the list has met this rank 0, not keys of an earlier one.
     """
     me = uuid.uuid4().hex
     deadline = time.monotonic() + timeout.total_seconds()

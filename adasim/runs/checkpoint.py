@@ -12,7 +12,7 @@ plain, files are regular, sizes and hashes agree, headers parse, and the run is 
 taken. If no checkpoint is whole because a history file that they share is not, the newest is taken without it.
 
 This module knows tensors and JSON, nothing of models. Only the process that holds the run's lock may write, and
-the other ranks of its run, which call every verb together with it and fail together with it.
+the other ranks of its run, which call every method together with it and fail together with it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SaveFailed(Exception):  # noqa: N818 - it says what happened
 
 
 class CheckpointStore:
-    """Checkpoints and history files of the run in `folder`; `warn` hears of those that are not whole.
+    """Checkpoints and history files of the run in `folder`; `warn` is told of those that are not whole.
 
     `run` is the run's id: checkpoints of another are neither used nor touched. None takes those of any.
     """

@@ -33,9 +33,8 @@ from adasim.runs.lock import LOCK, FolderLock
 from adasim.runs.overwrite import check_replaceable, delete_run
 
 _FOLDERS = ("checkpoints", "history", "tensorboard")
-_UNFINISHED = {
-    *(*_FOLDERS, LOCK, "versions.json", "data.json", "run.json")
-}  # what a kill inside `create` may leave
+# What a kill inside `create` may leave.
+_UNFINISHED = {*_FOLDERS, LOCK, "versions.json", "data.json", "run.json"}
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
 _MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 

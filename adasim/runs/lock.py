@@ -99,9 +99,8 @@ def _flock(handle: int) -> bool | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except OSError as error:
-        if (
-            isinstance(error, BlockingIOError) or error.errno == errno.EACCES
-        ):  # the latter on some network disks
+        # EACCES: on some network disks.
+        if isinstance(error, BlockingIOError) or error.errno == errno.EACCES:
             return None
         if error.errno in _UNSUPPORTED:
             return False

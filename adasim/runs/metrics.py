@@ -47,9 +47,8 @@ class MetricsLog:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._size = os.fstat(self._file).st_size
         self._pending = b""
-        purge = (
-            None if resume_step is None else resume_step + 1
-        )  # TensorBoard hides what was logged from there on
+        # TensorBoard hides what was logged from there on.
+        purge = None if resume_step is None else resume_step + 1
         self._boards = Path(folder) / "tensorboard"
         self._board: SummaryWriter | None = SummaryWriter(str(self._boards), purge_step=purge)
         self._place = _inode(self._boards)

@@ -40,7 +40,7 @@ class UnreadableList:
 
 
 def _read(path: Path) -> dict[int, list[str]]:
-    """What stands there, as far as it can be read: it is for people, and no reason to stop a run."""
+    """The file's rows; none if it is damaged, which is no reason to stop a run."""
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))[1:]
         return {int(number): [where, reason] for number, where, reason in rows}

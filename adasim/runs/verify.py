@@ -139,11 +139,11 @@ class Verifier:
         return self._hashes[version]
 
     def know(self, path: Path, sha256: str) -> None:
-        """Take somebody's word for a file that they have just hashed."""
+        """Remember the hash of a file that another process has just computed."""
         self._hashes[_version(path)] = sha256
 
     def forget(self) -> None:
-        """Read every file again that is asked about from now on."""
+        """Drop all known hashes: every file is read again when it is next needed."""
         self._hashes.clear()
 
 

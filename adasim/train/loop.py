@@ -115,7 +115,7 @@ def pretrain(
 
 
 def say(text: str) -> None:
-    """A word before the progress bar is there."""
+    """Print a line before there is a progress bar."""
     terminal.console().print(text, soft_wrap=True)
 
 
@@ -298,11 +298,10 @@ class Training:
         self.unreadable = len(self.loader.quarantined)
 
     def list_unreadable(self) -> None:
-        """However the run ends, too many unreadable images included, their list is there."""
+        """Write RUN/unreadable.csv, however the run ends: also when too many images were unreadable."""
         if self.ranks.is_main:
-            with suppress(
-                OSError, UserError
-            ):  # the latter: in a folder that is no longer this run's, it has no place
+            # UserError: the folder is no longer this run's.
+            with suppress(OSError, UserError):
                 self.run_folder.check_ours()
                 self.unreadable_list.update(self.loader.quarantined)
 

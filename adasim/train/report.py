@@ -30,7 +30,7 @@ KnnDuringTraining = Callable[[Backbone, ImageSet, Config], float]
 
 
 class Reporter:
-    """Speaks and writes for all ranks on the first of them; on the others it only counts what they hold.
+    """Prints and writes for all ranks on rank 0; on the others it only counts.
 
     Features that are watched for collapse, and the methods' diagnostics, are those of rank 0's part of the batch.
     """
@@ -76,7 +76,7 @@ class Reporter:
         self._stack.close()
 
     def say(self, text: str) -> None:
-        """Tell people. Where nobody reads standard output any more, on standard error."""
+        """Print a message; on standard error too where nobody reads standard output any more."""
         self.bar.say(text)
         if terminal.is_unread() and self.ranks.is_main:
             terminal.complain(text)
@@ -104,7 +104,7 @@ class Reporter:
             self.metrics.write(state.step, values)
 
     def epoch(self, epoch: int, step: Step, policy: PairPolicy, unreadable: dict[int, str]) -> None:
-        """The epoch's line of metrics, and a word if the encoder collapses or images cannot be read."""
+        """The epoch's line of metrics, and a sentence if the encoder collapses or images cannot be read."""
         state = self.state
         neighbours = self.neighbour_accuracy(epoch, policy)  # takes all ranks
         if self.metrics is None:

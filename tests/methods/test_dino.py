@@ -42,7 +42,7 @@ def seen_with(targets, outputs):
 
 
 def loss_by_loops(targets, outputs, center, student_temp, teacher_temp):
-    """Section 1.4 and multi-crop: mean over t != s of -sum_k teacher_k log student_k, in plain Python."""
+    """DINO's loss with multi-crop: mean over t != s of -sum_k teacher_k log student_k, in plain Python."""
     terms = []
     for t, target in enumerate(targets):
         for s, output in enumerate(outputs):
@@ -94,7 +94,8 @@ def test_diagnostics_are_entropy_kl_and_spread():
     torch.testing.assert_close(step.diagnostics["teacher_entropy"], entropy)
     torch.testing.assert_close(step.diagnostics["kl"], kl, rtol=1e-4, atol=1e-6)
     unit = step.feature / step.feature.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(step.diagnostics["feature_std"], unit.std(0, correction=0).mean())
+    spread = unit.std(0, correction=0).mean() * unit.shape[1] ** 0.5
+    torch.testing.assert_close(step.diagnostics["feature_spread"], spread)
 
 
 def test_center_is_used_first_and_moves_only_after_a_sound_step():

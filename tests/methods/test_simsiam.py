@@ -85,8 +85,8 @@ def test_spread_of_a_collapsed_projection_is_zero():
     same = torch.ones(4, 5)
     step = simsiam().loss([EncodedView(same, same, same, same)] * 2, epoch=0)
     assert step.loss.item() == pytest.approx(-1)
-    assert step.diagnostics["feature_std"].item() == pytest.approx(0, abs=1e-6)
-    assert step.diagnostics["projection_std"].item() == pytest.approx(0, abs=1e-6)
+    assert step.diagnostics["feature_spread"].item() == pytest.approx(0, abs=1e-6)
+    assert step.diagnostics["projection_spread"].item() == pytest.approx(0, abs=1e-6)
 
 
 def small_config(**kwargs):

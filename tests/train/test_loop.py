@@ -355,8 +355,11 @@ def test_metrics_hold_each_step_once_and_each_epoch_in_words(
     for line in epochs:
         different = [s.ids != s.partners for s in pairs if s.epoch == line["epoch"]]
         assert line["bootstrap_ratio"] == pytest.approx(float(torch.cat(different).float().mean()))
-        assert {"epoch_rankme", "epoch_feature_std", "nn_self_top1", "nn_accuracy_top2"} <= line.keys()
+        assert {"epoch_rankme", "epoch_feature_spread", "nn_self_top1", "nn_accuracy_top2"} <= line.keys()
     assert epochs[-1]["bootstrap_ratio"] > 0
+    of_step = {line["step"]: line["feature_spread"] for line in lines if "loss" in line}
+    for line in epochs[1::2]:  # on one scale: features of the epoch's last step are among the epoch's
+        assert 0.5 < of_step[line["step"]] / line["epoch_feature_spread"] < 2
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("epoch 4/4, step 12/12 (100%), loss ")
     assert f"bootstrapped {epochs[-1]['bootstrap_ratio']:.0%}" in last

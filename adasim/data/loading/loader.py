@@ -46,7 +46,7 @@ class PairLoader:
         images: the data set.
         views: how views are made, and by which engine.
         batch_size: images per step over all processes.
-        seed: names every random choice.
+        seed: random seed.
         workers: loader processes of the per-image engine; 0 works in this process.
         device: where batches are delivered.
         max_unreadable: the share of unreadable images above which a `UserError` stops the run.

@@ -136,9 +136,8 @@ def blank(mask: Tensor, ignore: Sequence[int]) -> Tensor:
 def class_names(images: ImageSet, num_classes: int) -> list[str]:
     """What the ids of the masks mean: the data set's classes, behind a background where there is one, or numbers."""
     names = images.classes
-    if (
-        len(names) == num_classes - 1 and not names[0].isdigit()
-    ):  # numbers are labels, which masks need not share
+    # Classes named by numbers are labels, which masks need not share.
+    if len(names) == num_classes - 1 and not names[0].isdigit():
         names = ["background", *names]
     return names if len(names) == num_classes else [str(i) for i in range(num_classes)]
 

@@ -1,4 +1,4 @@
-"""Images in an .npz file: every mistake in it gets a sentence, and nothing is allocated by what it claims alone."""
+"""Images in an .npz file. Headers are checked before memory is taken, and what is wrong is said in a sentence."""
 
 from __future__ import annotations
 

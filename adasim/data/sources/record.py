@@ -22,8 +22,8 @@ from adasim.terminal import printable
 
 SAMPLED_FILES = 4096
 _ENOUGH = 30
-"""So many unchanged files vouch for others that were written at another time, too: if a tenth of these held
-something else, they would show it 24 times out of 25."""
+"""This many unchanged files are enough to trust others whose modification times differ: if a tenth of those had
+other contents, such a sample would show it with a probability of 96%."""
 _THREADS = 8
 
 

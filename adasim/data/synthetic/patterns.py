@@ -79,9 +79,8 @@ def honeycomb(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
     tall = math.sqrt(3)
     a, b = _centred(u), tall * _centred(v / tall)
     c, d = _centred(u - 0.5), tall * _centred(v / tall - 0.5)
-    first = (
-        a.square() + b.square() < c.square() + d.square()
-    )  # which of the two lattices has the nearest centre
+    # Which of the two lattices has the nearest centre.
+    first = a.square() + b.square() < c.square() + d.square()
     x, y = torch.where(first, a, c).abs(), torch.where(first, b, d).abs()
     return 5 * (torch.maximum(x, x / 2 + y * tall / 2) - _each(r, 0, 0.36, 0.42))
 

@@ -66,9 +66,7 @@ def resize_matrix(start: Tensor, length: Tensor, size_in: int, size_out: int, in
     """
     start, length = start.float()[:, None, None], length.float()[:, None, None]  # whole numbers: exact
     scale = length / size_out
-    centre = (
-        torch.arange(size_out)[:, None] + 0.5
-    ) * scale  # (B, size_out, 1), in pixels from the crop's edge
+    centre = (torch.arange(size_out)[:, None] + 0.5) * scale  # (B, size_out, 1): pixels from the crop's edge
     place = torch.arange(size_in) + 0.5 - start  # (B, 1, size_in)
     distance = ((place - centre) / scale.clamp(min=1)).abs()
     if interpolation == "bilinear":

@@ -77,9 +77,8 @@ def _draw(
 ) -> tuple[Tensor, Tensor]:
     """The images of some episodes, (E, ways, count), and a mask of those that a class really had."""
     E = len(episodes)
-    classes, _ = _choose(
-        counts.new_full((E,), len(counts)), ways, episodes, seed, "fewshot classes"
-    )  # (E, ways)
+    # (E, ways)
+    classes, _ = _choose(counts.new_full((E,), len(counts)), ways, episodes, seed, "fewshot classes")
     rows = (episodes[:, None] * ways + torch.arange(ways, device=episodes.device)).flatten()
     flat = classes.flatten()
     places, drawn = _choose(counts[flat], count, rows, seed, "fewshot images")  # (E * ways, count)
