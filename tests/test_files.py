@@ -66,6 +66,7 @@ def test_a_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path, e
 @pytest.mark.parametrize(
     ("call", "when", "expected"),
     [("fsync", "before", b"old"), ("replace", "before", b"old"), ("replace", "after", b"new" * 100_000)],
+    ids=["before fsync", "before replace", "after replace"],
 )
 def test_sigkill_leaves_the_old_or_the_new_file_whole(
     tmp_path: Path, call: str, when: str, expected: bytes

@@ -129,8 +129,10 @@ def settings() -> tuple[Any, ...]:
 @pytest.fixture
 def _precision_as_before() -> Iterator[None]:
     yield
-    BACKENDS.fp32_precision = "none"
     torch.set_float32_matmul_precision("highest")
+    if not hasattr(torch.backends, "fp32_precision"):  # torch before 2.9
+        return
+    BACKENDS.fp32_precision = "none"
     torch.backends.cuda.matmul.fp32_precision = "none"
     BACKENDS.mkldnn.matmul.fp32_precision = "none"
 
