@@ -27,6 +27,8 @@ from adasim.eval.splits import hold_out, open_split
 from adasim.models import load_backbone, save_backbone
 from adasim.models.transforms import EvalTransform
 
+pytestmark = pytest.mark.slow
+
 MakeRun = Callable[..., Path]
 TRANSFORM = EvalTransform.of_size(16, (0.5,) * 3, (0.25,) * 3)
 
