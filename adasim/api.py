@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from adasim.config import Config
 from adasim.data import ImageSet, ImagesLike
+from adasim.eval.evaluations.base import make_evaluation
+from adasim.eval.extractor import open_extractor
 from adasim.eval.online import online_knn
+from adasim.eval.report import Report
 from adasim.models import Backbone, EvalTransform
 from adasim.recipes import get_recipe
 from adasim.runs.folder import RunFolder
@@ -57,3 +62,29 @@ def knn_during_training(encoder: Backbone, images: ImageSet, config: Config) -> 
         workers=config.data.workers,
         seed=config.seed,
     )
+
+
+def evaluate(
+    model: str | Path | Backbone, evaluation: str, *, data: Any = None, save: bool = True, **options: Any
+) -> Report:
+    """Measure an encoder: what `adasim eval` does, with the figures as values.
+
+    Args:
+        model: a run folder, a `backbone.safetensors`, a timm model name, or an encoder that is loaded.
+        evaluation: `knn`, `linear`, `fewshot`, `segmentation`, or one of your own (docs/extending.md).
+        data: the images, as after `--data` or for `pretrain`; the run's own by default.
+        save: append the results to the run's results.jsonl, or to the file `results=...`.
+        options: those of `adasim eval NAME --help`, with `_` for `-`: `k=(5, 20)`, `no_cache=True`.
+
+    >>> import adasim
+    >>> report = adasim.evaluate("runs/demo", "knn", k=20)  # doctest: +SKIP
+    >>> report.value, report.metrics["top5_k20"]            # doctest: +SKIP
+    >>> print(report)                                       # doctest: +SKIP
+    """
+    chosen = make_evaluation(evaluation, options if data is None else options | {"data": data})
+    said: list[str] = []
+    extractor = open_extractor(model, chosen, named_size=chosen.named_size, say=said.append)
+    report: Report = chosen.run(extractor)
+    if save:
+        extractor.keep(report.results, chosen.results)
+    return replace(report, said=tuple(said))

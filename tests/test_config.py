@@ -77,9 +77,9 @@ def test_what_an_annotation_does_not_allow_is_refused_by_its_name(
 
 def test_numbers_lists_and_paths_become_what_json_can_hold() -> None:
     assert DataConfig(source=Path("my/photos")).source == "my/photos"  # type: ignore[arg-type]
-    config = Config(
-        epochs=np.int64(3), views=ViewsConfig(scale=[np.float32(0.5), 1]), optim=OptimConfig(lr=1)
-    )
+    epochs: Any = np.int64(3)
+    scale: Any = [np.float32(0.5), 1]
+    config = Config(epochs=epochs, views=ViewsConfig(scale=scale), optim=OptimConfig(lr=1))
     assert (config.epochs, config.views.scale, config.optim.lr) == (3, (0.5, 1), 1)
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 

@@ -20,6 +20,8 @@ from adasim.errors import UserError
 from adasim.recipes import get_recipe
 from adasim.registry import METHODS, PAIRS, load_plugin
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = [
     *("--data", "synthetic:64", "--epochs", "3", "--batch-size", "16", "--neighbors.window", "1"),

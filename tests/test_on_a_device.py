@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,11 +22,7 @@ from adasim.models import EvalTransform, build_backbone
 from adasim.recipes import get_recipe
 from adasim.registry import METHODS
 
-
-@pytest.fixture
-def gpu() -> Iterator[Accelerator]:
-    with Accelerator() as gpu:
-        yield gpu
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.usefixtures("gpu")

@@ -1,5 +1,7 @@
 """Every value of the paper's recipes, written out from the reference tables."""
 
+from typing import Any
+
 import pytest
 
 from adasim.config import Config
@@ -134,25 +136,25 @@ PAPER = {
 @pytest.mark.parametrize(
     ("recipe", "field", "value"), [(r, f, v) for r, fields in PAPER.items() for f, v in fields.items()]
 )
-def test_recipe_has_the_papers_value(recipe, field, value):
-    node = get_recipe(recipe)
+def test_recipe_has_the_papers_value(recipe: str, field: str, value: Any) -> None:
+    node: Any = get_recipe(recipe)
     for part in field.split("."):
         node = getattr(node, part)
     assert node == value
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_names_itself_explains_itself_and_survives_the_round_trip(name):
+def test_every_recipe_names_itself_explains_itself_and_survives_the_round_trip(name: str) -> None:
     config = get_recipe(name)
     assert config.recipe == name
     assert Config.from_dict(config.to_dict()) == config
-    assert RECIPES[name].__doc__.splitlines()[0].endswith(".")
+    assert (RECIPES[name].__doc__ or "").splitlines()[0].endswith(".")
     config.check(num_images=1_281_167, has_labels=False)
     assert get_recipe(name) is not config
 
 
 @pytest.mark.parametrize("name", ["desk-vit", "desk-resnet", "demo"])
-def test_desk_recipes_are_small_enough_for_a_cpu(name):
+def test_desk_recipes_are_small_enough_for_a_cpu(name: str) -> None:
     config = get_recipe(name)
     assert config.views.size == 32
     assert config.views.engine == "batch"
@@ -162,7 +164,7 @@ def test_desk_recipes_are_small_enough_for_a_cpu(name):
         assert sum(p.numel() for p in method.eval_encoder.parameters()) < 1e6
 
 
-def test_an_unknown_recipe_is_refused_with_the_nearest_names():
+def test_an_unknown_recipe_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(UserError, match="dino-vit-s16"):
         get_recipe("dino-vits16")
     with pytest.raises(UserError, match="demo"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
-from adasim.eval.features import What, describe, frozen
+from adasim.eval.features import FeatureKind, encode, frozen
 from adasim.eval.protocols.linear import Batches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
@@ -21,7 +21,7 @@ def augmented_batches(
     labels: Tensor,
     transform: EvalTransform,
     *,
-    what: What,
+    kind: FeatureKind,
     batch_size: int,
     device: torch.device | str = "cpu",
     workers: int = 0,
@@ -49,7 +49,7 @@ def augmented_batches(
     def batches(epoch: int) -> Batches:
         for batch in loader.epoch(epoch, everything, first_only=True):
             with frozen(backbone), torch.no_grad():
-                features = describe(backbone, batch.views[0], what).float()
+                features = encode(backbone, batch.views[0], kind).float()
             yield features, labels[batch.ids.cpu()]
 
     return batches

@@ -11,7 +11,11 @@ from torch import Tensor
 
 from adasim import seeding
 from adasim.data import ImageSet, describe, open_images
+from adasim.data.sources.masks import open_masked
 from adasim.errors import UserError
+
+Source = str | ImageSet
+"""What a person names, or images that are there already."""
 
 _TEST_SHARE = 5  # one image in five is held out when a data set has no test split
 
@@ -29,18 +33,19 @@ class Split:
     """A sentence on how the split came about, where nobody asked for it."""
 
     def fingerprint(self) -> str:
-        """Names the images, their labels and the split."""
+        """A hash of the images, their labels and the split."""
         digest = hashlib.sha256()
         digest.update(self.train.fingerprint().encode() + self.train_ids.numpy().tobytes())
         digest.update(self.test.fingerprint().encode() + self.test_ids.numpy().tobytes())
         return digest.hexdigest()
 
-    def found(self) -> list[str]:
-        """In words, what images these are and what was left out."""
+    def sentences(self) -> list[str]:
+        """What images these are, what was left out, and how they were divided, if nobody said."""
         sets = [self.train] if self.test is self.train else [self.train, self.test]
-        return [describe(images, unused=len(sets) == 1) for images in sets]
+        found = [describe(images, unused=len(sets) == 1) for images in sets]
+        return [*found, self.note] if self.note else found
 
-    def describe(self) -> dict[str, str | int]:
+    def facts(self) -> dict[str, str | int]:
         """For a line of results."""
         return {
             "name": self.name,
@@ -51,49 +56,72 @@ class Split:
 
 
 def open_split(
-    data: str | None, train: str | None, test: str | None, *, size: int, seed: int = 0, labels: bool = True
+    data: Source | None,
+    train: Source | None,
+    test: Source | None,
+    *,
+    size: int,
+    seed: int = 0,
+    masks: bool = False,
 ) -> Split:
     """`data`'s own train and test split, or the two sources named instead; else one image in five is held out.
 
     Args:
         size: side of the images that `synthetic` draws.
-        seed: names the random choice of the images held out.
-        labels: refuse images without labels.
+        seed: random seed of the images held out.
+        masks: images with masks, whose labels do not matter; without it each image must have a label.
     """
     if test is not None and train is None and data is None:
-        raise UserError(f"--test {test} needs --train or --data beside it.")
+        raise UserError(f"--test {data_name(test)} needs --train or --data beside it.")
     source = train if train is not None else data
     if source is None:
-        raise UserError("Which images? Name them with --data, or with --train and --test.")
-    images = open_images(source, size=size)
-    if labels:
-        require_labels(images)
-    everything = torch.arange(len(images))
-    note = None
+        things = "images and masks" if masks else "images"
+        raise UserError(f"Which {things}? Name them with --data, or with --train and --test.")
+    images = _open(source, "train", size, masks)
+    name = data_name(source)
     if test is not None:
-        held = _open_test(test, size, source)
-        name = f"{data_name(source)} to {data_name(test)}"
+        held = _open_test(test, source, size, masks)
+        name = f"{name} to {data_name(test)}"
     else:
-        name = data_name(source)
         try:
-            held = open_images(source, size=size, split="test")
+            held = _open(source, "test", size, masks)
         except UserError as error:
-            train_ids, test_ids = hold_out(images.labels, len(images), seed)
+            train_ids, test_ids = hold_out(None if masks else images.labels, len(images), seed)
             note = f"{error} Here {len(test_ids)} of the {len(images)} images are held out at random as test images."
             return Split(name, images, images, train_ids, test_ids, note)
-    if labels:
+    if not masks:
         require_labels(held)
-    return Split(name, images, held, everything, torch.arange(len(held)), note)
+    return Split(name, images, held, torch.arange(len(images)), torch.arange(len(held)))
 
 
-def _open_test(test: str, size: int, train: str) -> ImageSet:
+def open_source(source: Source, *, size: int, split: str = "train") -> ImageSet:
+    """The images of a name (see `open_images`), or those that were handed over, which are training images."""
+    if isinstance(source, str):
+        return open_images(source, size=size, split=split)
+    if split == "test":
+        raise UserError(f"{source.name} has no test images of its own.")
+    return source
+
+
+def _open(source: Source, split: str, size: int, masks: bool) -> ImageSet:
+    if masks and isinstance(source, str):
+        return open_masked(source, size=size, split=split)
+    images = open_source(source, size=size, split=split)
+    if masks and images.mask(0) is None:
+        raise UserError(f"{images.name} has no masks, which this evaluation needs.")
+    if split == "train" and not masks:
+        require_labels(images)
+    return images
+
+
+def _open_test(test: Source, train: Source, size: int, masks: bool) -> ImageSet:
     """The test split of a source named as test images, or all of it where it is not divided."""
     try:
-        return open_images(test, size=size, split="test")
+        return _open(test, "test", size, masks)
     except UserError:
         if test == train:
             raise
-        return open_images(test, size=size)
+        return _open(test, "train", size, masks)
 
 
 def hold_out(labels: Tensor | None, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -150,8 +178,10 @@ def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Ten
     return matched
 
 
-def data_name(source: str) -> str:
+def data_name(source: Source) -> str:
     """A short name for tables: `photos` for /data/photos/ and photos.npz, `cifar10` for hf:user/cifar10."""
+    if isinstance(source, ImageSet):
+        return source.name
     if source.partition(":")[0] in ("synthetic", "embedded"):
         return source
     return Path(source.removeprefix("hf:")).name.removesuffix(".npz") or source

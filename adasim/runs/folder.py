@@ -240,15 +240,7 @@ class RunFolder:
 
     def check_source(self) -> None:
         """Say where the run was started if its images were named relative to that folder and are not found here."""
-        source = self.config.data.source
-        if not is_path(source) or os.path.isabs(source) or os.path.exists(source):
-            return
-        folder = _read_json(self.path / "versions.json").get("started_in")
-        where = f" from {folder}" if folder else " from another folder"
-        raise UserError(
-            f"{self.path} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "
-            f"Go to that folder, or say where the images are now with --data."
-        )
+        check_source(self.path, self.config.data.source)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -260,6 +252,18 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_source(run: Path, source: str) -> None:
+    """Say where a run was started if its images were named relative to that folder and are not found here."""
+    if not is_path(source) or os.path.isabs(source) or os.path.exists(source):
+        return
+    folder = _read_json(run / "versions.json").get("started_in")
+    where = f" from {folder}" if folder else " from another folder"
+    raise UserError(
+        f"{run} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "
+        f"Go to that folder, or say where the images are now with --data."
+    )
 
 
 def versions(device: str) -> dict[str, Any]:

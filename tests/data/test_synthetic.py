@@ -39,7 +39,9 @@ def test_the_mask_names_the_class_on_the_pebble_and_nothing_else() -> None:
     assert share.max() < 1
     for mask, label in zip(data.masks, data.labels, strict=True):
         assert set(mask.unique().tolist()) == {0, int(label) + 1}
-    assert data.mask(3).shape == (48, 48)
+    one = data.mask(3)
+    assert one is not None
+    assert one.shape == (48, 48)
 
 
 def test_the_same_picture_comes_out_at_another_size() -> None:

@@ -18,6 +18,8 @@ from adasim.eval.protocols.linear import SWEEP
 from adasim.models import build_backbone
 from adasim.models.transforms import EvalTransform
 
+pytestmark = pytest.mark.slow
+
 Features = tuple[Tensor, Tensor, Tensor, Tensor]
 
 

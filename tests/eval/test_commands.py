@@ -21,11 +21,13 @@ from adasim.cli.main import main
 from adasim.data import FolderImages, open_images, synthetic
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.dense import PatchFeatures, warp
-from adasim.eval.encoders import open_subject
+from adasim.eval.encoders import open_encoder
 from adasim.eval.features import extract
 from adasim.eval.splits import hold_out, open_split
 from adasim.models import load_backbone, save_backbone
 from adasim.models.transforms import EvalTransform
+
+pytestmark = pytest.mark.slow
 
 MakeRun = Callable[..., Path]
 TRANSFORM = EvalTransform.of_size(16, (0.5,) * 3, (0.25,) * 3)
@@ -285,9 +287,9 @@ def test_a_random_encoder_is_measured_when_asked_for_and_said_to_be_one(
 
 def test_a_backbone_file_in_a_run_is_measured_as_the_run(make_run: MakeRun) -> None:
     run = make_run()
-    subject = open_subject(str(run / "backbone.safetensors"))
-    assert subject.run == run
-    assert subject.transform == TRANSFORM
+    encoder = open_encoder(str(run / "backbone.safetensors"))
+    assert encoder.run == run
+    assert encoder.transform == TRANSFORM
 
 
 def test_a_copy_of_the_file_gives_the_figures_of_its_run(make_run: MakeRun, tmp_path: Path) -> None:
@@ -309,8 +311,8 @@ def test_a_copy_of_the_file_gives_the_figures_of_its_run(make_run: MakeRun, tmp_
     of_copy = [json.loads(line) for line in (tmp_path / "copy.jsonl").read_text().splitlines()]
     assert [line["metrics"] for line in of_copy] == [line["metrics"] for line in results(run)]
     assert (
-        open_subject(str(copy)).transform
-        == open_subject(str(run)).transform
+        open_encoder(str(copy)).transform
+        == open_encoder(str(run)).transform
         == EvalTransform.of_size(24, (0.5,) * 3, (0.25,) * 3)
     )
 
@@ -329,7 +331,7 @@ def test_an_earlier_file_takes_its_runs_normalisation_and_without_the_run_says_w
 ) -> None:
     run = make_run()
     without_transform(run / "backbone.safetensors")
-    assert open_subject(str(run)).transform == EvalTransform.of_size(16, (0.5,), (0.25,))
+    assert open_encoder(str(run)).transform == EvalTransform.of_size(16, (0.5,), (0.25,))
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes((run / "backbone.safetensors").read_bytes())
     main(["eval", "knn", str(copy), "--data", "synthetic:64", "--no-cache"])

@@ -117,6 +117,7 @@ def test_frozen_bias_does_not_move_and_all_else_does():
 def test_every_parameter_decays_and_the_predictor_keeps_its_rate():
     config = small_config()
     method = build_method(config, 32, 1)
+    assert isinstance(method, SimSiam)
     groups = method.param_groups(config.optim)
     assert [(g["decay"], g["fixed_lr"]) for g in groups] == [(True, False), (True, True)]
     assert {id(p) for p in groups[1]["params"]} == {id(p) for p in method.predictor.parameters()}

@@ -1,8 +1,8 @@
 """The loop is Algorithm 1: compared with the algorithm written out flat, and watched while it works."""
 
+import copy
 import json
 import math
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from pretrainings import Metrics, Small
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -27,8 +28,7 @@ from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_state
 
-Small = Callable[..., Config]
-Metrics = Callable[[Path], list[dict[str, Any]]]
+pytestmark = pytest.mark.slow
 
 
 class Pairs(NamedTuple):
@@ -40,7 +40,7 @@ class Pairs(NamedTuple):
 
 
 @pytest.fixture
-def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pairs]]:
+def pairs(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
     """Every step's queries and partners, as the loop knows them after the forward pass."""
     seen: list[Pairs] = []
     agree = Training.agree
@@ -317,7 +317,7 @@ def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
     assert images is not None
     views, observe_async = BatchedViews(config.views), memory.observe_async
     before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
-    teacher = build_method(config, 16).teacher
+    teacher = copy.deepcopy(method.teacher)
     checked = 0
 
     def checked_observe(ids: Tensor, features: Tensor) -> Any:

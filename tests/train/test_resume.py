@@ -7,40 +7,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
+from pretrainings import MANIFEST, STEP, WRITE, Metrics, Run, Runs, Small
 
 import adasim
 from adasim.config import Config
 from adasim.files import TEMPORARY
 from adasim.runs.metrics import TIMES
 
-Small = Callable[..., Config]
-Metrics = Callable[[Path], list[dict[str, Any]]]
+pytestmark = pytest.mark.slow
 
-
-class Run(Protocol):
-    pid: int
-    said: str
-
-    def wait(self) -> int: ...
-
-
-class Runs(Protocol):
-    def start(
-        self, config: Config, out: Path, *, resume: bool = False, hooks: list[dict[str, Any]] | None = None
-    ) -> Run: ...
-
-
-STEP = "adasim.train.state:TrainState.count"
 END_EPOCH = "adasim.train.state:TrainState.end_epoch"
 SAVE = "adasim.runs.checkpoint:CheckpointStore.save"
 HISTORY = "adasim.runs.checkpoint:CheckpointStore.write_history"
 RETAIN = "adasim.runs.checkpoint:CheckpointStore._retain"
-WRITE = "adasim.runs.checkpoint:_write"
-MANIFEST = "adasim.runs.checkpoint:atomic_write"
 EXPORT = "adasim.train.loop:save_backbone"
 RENAME = "os:rename"
 

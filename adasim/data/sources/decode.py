@@ -12,7 +12,8 @@ from adasim.data.images import Unreadable
 from adasim.rgb import to_tensor
 
 EXTENSIONS = frozenset(["jpg", "jpeg", "jfif", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"])
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", *(["AVIF"] if features.check("avif") else []))
+_AVIF = ["AVIF"] if "avif" in features.get_supported_modules() else []
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", *_AVIF)
 """What a file may hold whatever its name says: formats that PIL decodes by itself. PIL knows others, for which it
 starts programs (EPS: Ghostscript)."""
 

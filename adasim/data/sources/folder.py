@@ -19,7 +19,7 @@ from adasim.data.sources.decode import EXTENSIONS, decode
 from adasim.data.sources.found import few, left_out_words, printable
 from adasim.errors import UserError
 
-_SPLITS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
+SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 _GONE = (-1, -1, -1)
 
 
@@ -108,7 +108,7 @@ def open_folder(root: str, split: str) -> FolderImages:
         raise UserError(f"No such folder: {root}. Check --data.source.")
     found = {
         key: next((n for n in names if os.path.isdir(os.path.join(root, n))), None)
-        for key, names in _SPLITS.items()
+        for key, names in SPLIT_FOLDERS.items()
     }
     if found["train"] and found["test"]:
         return _Divided(root, found[split] or "")

@@ -13,6 +13,7 @@ from torch import Tensor
 from adasim.data.contents import hash_file, open_regular
 from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.sources.decode import EXTENSIONS, decode, open_image
+from adasim.data.sources.folder import SPLIT_FOLDERS
 from adasim.data.sources.opening import open_images
 from adasim.errors import UserError
 
@@ -32,7 +33,6 @@ VOC_CLASSES = [
         "tvmonitor",
     ),
 ]
-_SPLITS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 _LISTS = {"train": ("trainaug", "train"), "test": ("val",)}
 
 
@@ -95,10 +95,10 @@ def open_masked(source: str, *, size: int, split: str) -> ImageSet:
     root = Path(source)
     if (root / "SegmentationClass").is_dir() and (root / "JPEGImages").is_dir():
         return _voc(root, split)
-    annotated = next((name for name in _SPLITS[split] if (root / f"{name}annot").is_dir()), None)
+    annotated = next((name for name in SPLIT_FOLDERS[split] if (root / f"{name}annot").is_dir()), None)
     if annotated is not None:
         return _pairs(f"{root.name}-{annotated}", root / annotated, root / f"{annotated}annot")
-    divided = next((root / name for name in _SPLITS[split] if (root / name / "masks").is_dir()), None)
+    divided = next((root / name for name in SPLIT_FOLDERS[split] if (root / name / "masks").is_dir()), None)
     if divided is None and split == "test":
         raise UserError(
             f"{source} has no test images with masks: no test/ or val/ with images/ and masks/ in it, "

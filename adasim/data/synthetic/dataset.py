@@ -48,6 +48,9 @@ class SyntheticImages(ArrayImages):
     planted.
     """
 
+    labels: Tensor
+    masks: Tensor
+
     def __init__(self, name: str, images: Tensor, labels: Tensor, masks: Tensor, planted: Planted) -> None:
         super().__init__(name, images, labels, list(FAMILIES), masks)
         self.planted = planted

@@ -13,7 +13,7 @@ from adasim.errors import UserError
 _SUM_TYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-class Split(NamedTuple):
+class CheckedSets(NamedTuple):
     """Checked train and test sets; labels became 0..C-1, in the order of the C values seen in training."""
 
     train: Tensor  # (N, D)
@@ -23,7 +23,7 @@ class Split(NamedTuple):
     classes: Tensor  # (C,) the labels as they were given
 
 
-def check_split(train: Any, train_labels: Any, test: Any, test_labels: Any) -> Split:
+def check_split(train: Any, train_labels: Any, test: Any, test_labels: Any) -> CheckedSets:
     """Two labelled sets of features (tensors or arrays) that fit together, or a UserError."""
     train, test = check_features(train, "train_features"), check_features(test, "test_features")
     if train.shape[1] != test.shape[1]:
@@ -33,9 +33,7 @@ def check_split(train: Any, train_labels: Any, test: Any, test_labels: Any) -> S
         )
     train_labels = check_labels(train_labels, len(train), "train_labels").to(train.device)
     test_labels = check_labels(test_labels, len(test), "test_labels").to(train.device)
-    classes, train_labels = train_labels.unique(
-        return_inverse=True
-    )  # sorted, so the order of classes is kept
+    classes, train_labels = train_labels.unique(return_inverse=True)  # sorted: the order of classes is kept
     places = torch.searchsorted(classes, test_labels).clamp(max=len(classes) - 1)
     unseen = test_labels[classes[places] != test_labels].unique().tolist()
     if unseen:
@@ -43,7 +41,7 @@ def check_split(train: Any, train_labels: Any, test: Any, test_labels: Any) -> S
             f"test_labels hold {_some(unseen)} that train_labels never show. "
             f"Leave those images out, or train on a split that has every class."
         )
-    return Split(train, train_labels, test.to(train.device), places, classes)
+    return CheckedSets(train, train_labels, test.to(train.device), places, classes)
 
 
 def check_features(features: Any, name: str) -> Tensor:

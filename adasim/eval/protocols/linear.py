@@ -37,18 +37,31 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 _LOGITS = 1 << 24  # test logits held at a time
 
 
-class _Protocol(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class LinearProtocol:
+    """Published settings, which an argument of None takes."""
+
     rate: float
+    """Learning rate per 256 images."""
     epochs: int
     batch_size: int
     larc: bool
+    """Scale each gradient by LARC."""
+    features: Literal["pooled", "linear-dino"]
+    """What the layer sees: the encoder's own output, or the last blocks' CLS tokens."""
+    bilinear: bool
+    """Resize images bilinearly, and not as the encoder's own view does."""
 
 
-PROTOCOLS = {
-    "dino": _Protocol(rate=0.001, epochs=100, batch_size=1024, larc=False),
-    "simsiam": _Protocol(rate=0.1, epochs=90, batch_size=4096, larc=True),
+LINEAR_PROTOCOLS: dict[str, LinearProtocol] = {
+    "dino": LinearProtocol(
+        rate=0.001, epochs=100, batch_size=1024, larc=False, features="linear-dino", bilinear=False
+    ),
+    "simsiam": LinearProtocol(
+        rate=0.1, epochs=90, batch_size=4096, larc=True, features="pooled", bilinear=True
+    ),
 }
-"""The published settings, which an argument of None takes."""
+"""By name. A method says by its `linear_protocol` which of them its encoders are measured by."""
 
 
 class Score(NamedTuple):
@@ -142,7 +155,7 @@ def linear_probe(
     rates: Sequence[float] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    protocol: Literal["dino", "simsiam"] = "dino",
+    protocol: str = "dino",
     seed: int = 0,
 ) -> LinearResult:
     """Train linear heads on cached features (the quick mode: every epoch sees the same features).
@@ -154,9 +167,10 @@ def linear_probe(
         test_labels: (M,); each must occur among `train_labels`.
         rates: learning rates per 256 images, one head each; None takes the published one. `SWEEP` has ten.
         epochs, batch_size: None takes the published ones.
+        protocol: a name of `LINEAR_PROTOCOLS`.
     """
     split = check_split(train_features, train_labels, test_features, test_labels)
-    batch_size = _published(protocol).batch_size if batch_size is None else batch_size
+    batch_size = linear_protocol(protocol).batch_size if batch_size is None else batch_size
     check_positive(batch_size=batch_size)
 
     def shuffled(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -178,7 +192,7 @@ def linear_probe_stream(
     rates: Sequence[float] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    protocol: Literal["dino", "simsiam"] = "dino",
+    protocol: str = "dino",
     seed: int = 0,
 ) -> LinearResult:
     """Train linear heads on features that are made anew for each epoch (from 0), as augmentation asks for.
@@ -190,7 +204,7 @@ def linear_probe_stream(
     test_labels = check_labels(test_labels, len(test_features), "test_labels").to(test_features.device)
     if int(test_labels.max()) >= num_classes:
         raise UserError(f"test_labels hold {int(test_labels.max())}, but num_classes={num_classes}.")
-    batch_size = _published(protocol).batch_size if batch_size is None else batch_size
+    batch_size = linear_protocol(protocol).batch_size if batch_size is None else batch_size
     check_positive(batch_size=batch_size)
 
     def checked(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -259,7 +273,7 @@ def _train(
     protocol: str,
     seed: int,
 ) -> LinearResult:
-    published = _published(protocol)
+    published = linear_protocol(protocol)
     rates = (published.rate,) if rates is None else tuple(float(rate) for rate in rates)
     epochs = published.epochs if epochs is None else epochs
     check_positive(epochs=epochs, num_classes=num_classes, rates=min(rates, default=0))
@@ -301,10 +315,11 @@ def _accuracy(
     return tuple(right), tuple(among_five)
 
 
-def _published(protocol: str) -> _Protocol:
-    if protocol not in PROTOCOLS:
-        raise UserError(f"protocol={protocol!r} is unknown. Choose {' or '.join(PROTOCOLS)}.")
-    return PROTOCOLS[protocol]
+def linear_protocol(name: str) -> LinearProtocol:
+    """The protocol of that name, or a sentence."""
+    if name not in LINEAR_PROTOCOLS:
+        raise UserError(f"protocol={name!r} is unknown. Choose {' or '.join(LINEAR_PROTOCOLS)}.")
+    return LINEAR_PROTOCOLS[name]
 
 
 def _per_head(values: Tensor, like: Tensor) -> Tensor:

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerator import Accelerator
+from helpers import free_port
+from pretrainings import Small
 
 import adasim
 from adasim.api import pretrain
-from adasim.config import Config, ViewsConfig
+from adasim.config import ViewsConfig
 from adasim.data.views.batched import BatchedViews
 from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory
@@ -24,7 +26,8 @@ from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.monitor import rankme
 from adasim.train.state import build_state
 
-Small = Callable[..., Config]
+pytestmark = pytest.mark.slow
+
 CUDA = torch.device("cuda", 0)
 SIMSIAM = {
     "method": "simsiam",
@@ -88,7 +91,6 @@ def start_with_one_device_each(folder: Path, stage: int) -> str:
 
 def test_processes_meet_when_each_is_shown_one_device(
     run_ranks: Callable[..., list[list[Any]]],
-    free_port: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MASTER_PORT", str(free_port()))

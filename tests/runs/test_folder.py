@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import names, snapshot
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from adasim.config import Config, NeighborsConfig, SaveConfig
@@ -24,10 +25,6 @@ from adasim.runs.metrics import MetricsLog
 
 LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
 FACTS: dict[str, Any] = {"fingerprint": "f00d", "listing": LISTING, "device": "cpu"}
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir())
 
 
 def create(out: Path) -> RunFolder:
@@ -137,8 +134,8 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     create(folder / "run").close()
-    for command in (["mount", "--bind", folder, folder], ["mount", "-o", "remount,bind,ro", folder]):
-        if subprocess.run(command, capture_output=True).returncode:
+    for options in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
+        if subprocess.run(["mount", *options, str(folder)], capture_output=True).returncode:
             pytest.skip("mounting a file system needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
@@ -217,6 +214,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True
@@ -258,7 +256,7 @@ def description(**changes: Any) -> dict[str, Any]:
     return {"config": Config(**changes).to_dict()}
 
 
-def refusal(now: dict[str, Any]) -> str:
+def what_differs(now: dict[str, Any]) -> str:
     saved = json.loads(json.dumps(description()))  # the saved side has been through a file
     with pytest.raises(UserError) as error:
         check_same(saved, now)
@@ -289,11 +287,11 @@ def test_a_setting_that_shapes_the_result_may_not_change(field: str, value: Any)
     before, tree[rest[-1]] = tree[rest[-1]], value
     shown = [list(v) if isinstance(v, tuple) else v for v in (before, value)]
     only = " (it can only be raised)" if field == "epochs" else ""
-    assert f"other settings: {field} was {shown[0]} and is now {shown[1]}{only}. Resume" in refusal(now)
+    assert f"other settings: {field} was {shown[0]} and is now {shown[1]}{only}. Resume" in what_differs(now)
 
 
 def test_many_differences_are_counted() -> None:
-    message = refusal(description(seed=1, epochs=2, batch_size=3, method="simsiam", pairs="nearest"))
+    message = what_differs(description(seed=1, epochs=2, batch_size=3, method="simsiam", pairs="nearest"))
     assert (
         "batch_size was 256 and is now 3; epochs was 100 and is now 2 (it can only be raised); method"
         in message
@@ -389,7 +387,3 @@ def test_a_tensorboard_that_fails_stops_nothing(tmp_path: Path, monkeypatch: pyt
         for step in (1, 2):
             log.write(step, {"loss": 1.0})
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
-
-
-def snapshot(folder: Path) -> list[tuple[str, int, int]]:
-    return sorted((str(p), p.lstat().st_size, p.lstat().st_mtime_ns) for p in folder.rglob("*"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import flip, names, small_disk, snapshot
 from torch import Tensor
 
 from adasim.errors import UserError
@@ -34,10 +35,6 @@ def state(step: int) -> dict[str, dict[str, Tensor]]:
 
 def save(store: CheckpointStore, step: int, history: list[str] | None = None) -> Path:
     return store.save(step, state(step), {"step": step}, history or [])
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir())
 
 
 def assert_is(store: CheckpointStore, step: int) -> None:
@@ -239,8 +236,12 @@ def test_an_untouched_history_is_not_read_again_at_every_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    real = sha256_file
-    monkeypatch.setattr(verify, "sha256_file", lambda path: (read.append(path.name), real(path))[1])
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr(verify, "sha256_file", noted)
     store = CheckpointStore(tmp_path, 1)
     name = store.write_history(0, {"x": torch.arange(5)})
     for step in range(1, 5):
@@ -249,12 +250,6 @@ def test_an_untouched_history_is_not_read_again_at_every_save(
 
 
 # Damage
-
-
-def flip(path: Path, bit: int = 3) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1 << bit  # the last byte belongs to the payload
-    path.write_bytes(content)
 
 
 def truncate(size: Callable[[int], int]) -> Callable[[Path], None]:
@@ -329,8 +324,12 @@ def without_manifest(folder: Path) -> None:
     (folder / "manifest.json").unlink()
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
 def manifest_with(content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / "manifest.json").write_bytes(content) and None
+    return lambda folder: overwrite(folder / "manifest.json", content)
 
 
 def edited_counter(folder: Path) -> None:
@@ -357,7 +356,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "manifest with numbers for names": lambda folder: rewrite(
         folder, lambda m: m["history"].append({"name": 3})
     ),
-    "pickle as payload": lambda folder: (folder / "student.safetensors").write_bytes(pickle.dumps(Bomb())),
+    "pickle as payload": lambda folder: overwrite(folder / "student.safetensors", pickle.dumps(Bomb())),
     "pickle as manifest": manifest_with(pickle.dumps(Bomb())),
     "pickle vouched for": forge(pickle.dumps(Bomb())),
     "header longer than the file": forge(header(b"{}", 2**63)),
@@ -433,10 +432,6 @@ def test_a_bit_flipped_anywhere_in_a_tensor_file_is_noticed(tmp_path: Path, plac
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # a failing disk leaves no date
     assert_is(store, 1)
-
-
-def snapshot(folder: Path) -> list[tuple[str, int, int]]:
-    return sorted((str(p), p.lstat().st_size, p.lstat().st_mtime_ns) for p in folder.rglob("*"))
 
 
 def test_with_no_usable_checkpoint_left_the_run_is_not_silently_restarted(tmp_path: Path) -> None:
@@ -521,6 +516,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_sigkill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """Every call that touches the disk, in a history write, a save and a retention, is a place to die."""
     done = subprocess.run([sys.executable, "-c", KILLER, str(tmp_path)], capture_output=True, text=True)
@@ -571,18 +567,13 @@ def test_a_second_signal_during_a_save_does_no_harm(tmp_path: Path, monkeypatch:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte, where the machine lets us have one."""
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True
-    ).returncode:
-        pytest.skip("mounting a file system needs root")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, "1m") as place:
+        yield place
 
 
-def test_a_full_disk_fails_the_save_alone(small_disk: Path) -> None:
-    store = CheckpointStore(small_disk, 1)
+def test_a_full_disk_fails_the_save_alone(disk: Path) -> None:
+    store = CheckpointStore(disk, 1)
     small, large = (
         {"g": {"x": torch.zeros(1000)}},
         {"a": {"x": torch.zeros(1000)}, "b": {"x": torch.zeros(10**6)}},
@@ -595,8 +586,8 @@ def test_a_full_disk_fails_the_save_alone(small_disk: Path) -> None:
             store.save(2, large, {"step": 2}, [])
         with pytest.raises(SaveFailed, match="the history of epoch 3"):
             store.write_history(3, large["b"])
-        assert names(small_disk / "checkpoints") == ["step-000000001"]
-        assert names(small_disk / "history") == []
+        assert names(disk / "checkpoints") == ["step-000000001"]
+        assert names(disk / "history") == []
     store.save(2, small, {"step": 2}, [])
     checkpoint = store.load_latest()
     assert checkpoint is not None
@@ -634,13 +625,13 @@ def train(optimizer: torch.optim.Optimizer, layers: torch.nn.Module, steps: int)
 
 def build(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    layers: torch.nn.Module = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 5, 3), torch.nn.Flatten(), torch.nn.Linear(20, 2)
-    ).to(memory_format=torch.channels_last)
+    first, last = torch.nn.Conv2d(3, 5, 3), torch.nn.Linear(20, 2)
+    layers = torch.nn.Sequential(first, torch.nn.Flatten(), last)
+    layers.to(memory_format=torch.channels_last)
     frozen = torch.nn.Parameter(torch.ones(2))  # never has a gradient, hence no state
     groups = [
-        {"params": list(layers[0].parameters()), "weight_decay": 0.1, "name": "convolution"},
-        {"params": [frozen, *layers[2].parameters()], "weight_decay": 0.0, "name": "rest"},
+        {"params": list(first.parameters()), "weight_decay": 0.1, "name": "convolution"},
+        {"params": [frozen, *last.parameters()], "weight_decay": 0.0, "name": "rest"},
     ]
     if name == "sgd":
         return layers, torch.optim.SGD(groups, lr=0.1, momentum=0.9)
@@ -698,7 +689,7 @@ def test_moments_of_another_type_than_the_weights_keep_it() -> None:
 
 
 def test_nested_state_survives_json_with_its_types() -> None:
-    tree = {
+    tree: dict[Any, Any] = {
         0: {"a": (1, [2.5, None], {"tensor": "not a tensor"})},
         "0": "text",
         "x": [torch.arange(3), (torch.tensor(True),)],

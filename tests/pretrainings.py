@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import free_port
 
+from adasim.api import pretrain
 from adasim.config import (
     Config,
     DataConfig,
@@ -26,10 +27,20 @@ from adasim.config import (
     ViewsConfig,
 )
 from adasim.data import open_images
+from adasim.files import TEMPORARY
 from adasim.methods import DinoSettings, SimSiam, SimSiamSettings
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.state import build_state
+
+Small = Callable[..., Config]
+Digest = Callable[[Path], str]
+Metrics = Callable[[Path], list[dict[str, Any]]]
+Torchrun = Callable[..., list[tuple[int, str]]]
+
+STEP = "adasim.train.state:TrainState.count"
+WRITE = "adasim.runs.checkpoint:_write"
+MANIFEST = "adasim.runs.checkpoint:atomic_write"
 
 ENOUGH_S = 90  # far more than any run here takes, for a busy machine
 
@@ -94,11 +105,6 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def _digest(out: Path) -> str:
     """The digest of a run's newest checkpoint, loaded into a fresh state."""
     config = Config.from_dict(json.loads((out / "config.json").read_text()))
@@ -112,6 +118,21 @@ def _digest(out: Path) -> str:
 
 def _metrics(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def at(call: str, number: int, do: str, *, when: str = "after", rank: int | None = None) -> dict[str, Any]:
+    """A hook for driver.py: do it at the `number`-th call, on all ranks or on one."""
+    return {"call": call, "number": number, "when": when, "do": do, "rank": rank}
+
+
+def kill_at(step: int) -> list[dict[str, Any]]:
+    return [at(STEP, step, "kill")]
+
+
+def saved_steps(out: Path) -> list[int]:
+    """Steps of the checkpoints, the newest last."""
+    paths = (out / "checkpoints").iterdir()
+    return sorted(int(path.name[5:14]) for path in paths if not path.name.endswith(TEMPORARY))
 
 
 @dataclass
@@ -157,6 +178,9 @@ class Ranks:
     def recorded(self) -> list[list[dict[str, Any]]]:
         """What each did, line by line; see `driver.Recorder`."""
         return [[json.loads(line) for line in path.read_text().splitlines()] for path in self.records]
+
+
+Whole = Callable[[int], tuple[Path, Ranks]]
 
 
 class Runs:
@@ -209,7 +233,7 @@ class Runs:
         a configuration of its own."""
         configs = [config] * world if isinstance(config, Config) else config
         extra = more.pop("env", {})
-        port, runs, records = _free_port(), [], []
+        port, runs, records = free_port(), [], []
         for rank, one in enumerate(configs):
             numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_PORT": port}
             env = {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
@@ -278,8 +302,15 @@ def arguments() -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="session")
-def free_port() -> Callable[[], int]:
-    return _free_port
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest at the end of a run of small() that nothing happened to."""
+    return _digest(pretrain(_config(), tmp_path_factory.mktemp("undisturbed") / "run"))
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of small(epochs=3), to be copied or left as it is."""
+    return pretrain(_config(epochs=3), tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.fixture(scope="session")
@@ -288,10 +319,7 @@ def torchrun() -> Callable[..., list[tuple[int, str]]]:
 
     def run(*commands: list[str]) -> list[tuple[int, str]]:
         launcher = [sys.executable, "-m", "torch.distributed.run"]
-        env = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-        }  # torchrun sets it itself, but not for one process per node
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}  # torchrun sets it, but not for one process per node
         launched = [
             subprocess.Popen(
                 [*launcher, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env

@@ -36,12 +36,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.utils.tensorboard
+from helpers import fill
+from torch import Tensor
 
 import adasim.__main__
 import adasim.cli.pretrain
@@ -63,7 +64,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "signal USR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
     "lose the reader": lambda: lose_the_reader(),
     "be busy": lambda: be_busy(),
-    "write to a full disk": lambda: os.dup2(os.open("/dev/full", os.O_WRONLY), 1) and None,
+    "write to a full disk": lambda: write_to_a_full_disk(),
     "pause": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "find the disk full": lambda: raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
 }
@@ -78,6 +79,10 @@ def lose_the_reader() -> None:
     reader, writer = os.pipe()
     os.dup2(writer, 1)
     os.close(reader)
+
+
+def write_to_a_full_disk() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
 
 
 def be_busy() -> None:
@@ -121,15 +126,6 @@ def act(do: str) -> None:
         fill(Path(f"/{path}"))
     else:
         ACTIONS[do]()
-
-
-def fill(path: Path) -> None:
-    """Write a file until the disk has no room for another byte."""
-    with open(path, "wb", buffering=0) as file:
-        for size in (1 << 16, 1):
-            with suppress(OSError):
-                while True:
-                    file.write(bytes(size))
 
 
 class Recorder:
@@ -184,7 +180,7 @@ def show_chosen_features() -> None:
     """Features that keep near their image's own of the epoch before, with some pairs of equal images."""
     prepare = NeighborMemory._prepare
 
-    def prepare_chosen(memory: NeighborMemory, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    def prepare_chosen(memory: NeighborMemory, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         image = uniform(0, "image", 0, torch.where(ids % 8 == 1, ids - 1, ids), memory.dim)
         noise = uniform(0, "noise", memory.epochs, ids, memory.dim) * (ids % 8 > 1)[:, None]
         return prepare(memory, ids, (image + noise / 2).float())
@@ -206,7 +202,6 @@ def start(run: dict[str, Any]) -> int | None:
 
 def train(run: dict[str, Any]) -> None:
     if "accelerator" in run:
-        sys.path.append(str(Path(__file__).parent.parent))
         from accelerator import Accelerator
 
         with Accelerator(**run.pop("accelerator")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import free_port
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -20,6 +20,8 @@ from adasim.errors import UserError
 from adasim.methods import DinoSettings, Method, SimSiamSettings, build_method
 from adasim.ranks.processes import Distributed, Place, Runner, first_host
 from adasim.ranks.sync_layers import SyncedBatchNorm
+
+pytestmark = pytest.mark.slow
 
 BATCH = 8
 
@@ -125,12 +127,6 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
     slurm = {"SLURM_STEP_ID": 0, "SLURM_PROCID": ranks.rank, "SLURM_NTASKS": ranks.world}
     found["slurm"] = launched(slurm, port + 1)
     return found
-
-
-def free_port() -> int:
-    """One of a pair of ports that nobody uses at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def launched(variables: dict[str, int], port: int) -> tuple[int, list[float], bool]:

@@ -1,25 +1,22 @@
 """What a run writes down beside its losses: time and speed, and how often neighbours are of one class."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pretrainings import Metrics, Small
 from safetensors.torch import load_file
 from torch import Tensor
 
 from adasim.api import pretrain
-from adasim.config import Config
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
 from adasim.runs.metrics import TIMES, Pace
 from adasim.train.loop import Training
 from adasim.train.state import TrainState
 
-Small = Callable[..., Config]
-Metrics = Callable[[Path], list[dict[str, Any]]]
-
+pytestmark = pytest.mark.slow
 
 # Time
 

@@ -1,6 +1,6 @@
 """Run a function of a test file in real gloo processes, for one number of processes after another.
 
-    python tests/ranks.py FILE FUNCTION FOLDER WORLD...
+    python tests/gloo_ranks.py FILE FUNCTION FOLDER WORLD...
 
 FUNCTION(folder, stage) is called on every rank of every stage; stage i has the i-th number of processes, and what
 it returns is saved as FOLDER/STAGE-RANK.pt. Importing torch takes seconds, so it is done once, and ranks are forked.

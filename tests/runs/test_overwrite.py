@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pretrainings import Small
 
 from adasim.api import pretrain
 from adasim.config import Config
@@ -13,8 +13,6 @@ from adasim.errors import UserError
 from adasim.files import TEMPORARY, remove
 from adasim.runs import overwrite as module
 from adasim.runs.folder import RunFolder
-
-Small = Callable[..., Config]
 
 
 @pytest.fixture
