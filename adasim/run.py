@@ -15,7 +15,7 @@ from adasim.neighbors import NeighborMemory
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.runs.metrics import read_metrics
-from adasim.train.state import build_memory, load_memory
+from adasim.train.state import load_memory, memory_options
 
 
 class Run:
@@ -79,8 +79,9 @@ class Run:
             return None
         first, group = parts[-1]
         rows, dim = checkpoint.tensors(group)["cache"].shape
-        memory = build_memory(self.config, first + rows, dim)
-        assert memory is not None  # it saved one
+        options = memory_options(self.config)
+        assert options is not None  # it saved one
+        memory = NeighborMemory(first + rows, dim, **options)
         load_memory(memory, checkpoint)
         return memory
 

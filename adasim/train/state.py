@@ -204,7 +204,9 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
     if any(p.ndim == 4 for p in method.parameters()):
         method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
     method.train()
-    memory = build_memory(config, num_images, method.feature_dim, device)
+    memory = None
+    if (options := memory_options(config)) is not None:
+        memory = ShardedMemory(num_images, method.feature_dim, device=device, **options)
     precision = working_precision(config.precision, device)
     scaler = build_scaler(precision, device)
     recent: deque[Tensor] = deque(maxlen=max(1, _WATCHED * ranks.world // config.batch_size))
@@ -214,23 +216,18 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
     )
 
 
-def build_memory(
-    config: Config, num_images: int, dim: int, device: torch.device | str = "cpu"
-) -> ShardedMemory | None:
-    """An empty memory for features of width `dim`, this process's share of it; None where the run needs none."""
+def memory_options(config: Config) -> dict[str, Any] | None:
+    """How the run's neighbour memory is made, as keywords; None where the run needs none."""
     neighbors, policy = config.neighbors, PAIRS[config.pairs]
     if not (policy.draws_from_memory or neighbors.watch):
         return None
-    return ShardedMemory(
-        num_images,
-        dim,
-        window=policy.window(neighbors),
-        k=neighbors.k,
-        support=neighbors.support,
-        timing=neighbors.timing if policy.draws_from_memory else "previous",  # watching changes nothing
-        dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
-        device=device,
-    )
+    return {
+        "window": policy.window(neighbors),
+        "k": neighbors.k,
+        "support": neighbors.support,
+        "timing": neighbors.timing if policy.draws_from_memory else "previous",  # watching changes nothing
+        "dtype": None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
+    }
 
 
 def compile_encoders(method: Method) -> None:

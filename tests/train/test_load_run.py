@@ -14,6 +14,7 @@ from adasim.cli.main import main
 from adasim.config import Config
 from adasim.data import open_images
 from adasim.errors import UserError
+from adasim.neighbors import NeighborMemory
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.state import build_state
@@ -62,6 +63,7 @@ def test_the_memory_is_the_one_that_training_would_go_on_with(out: Path) -> None
     state.load(checkpoint)
     assert run.memory is not None
     assert state.memory is not None
+    assert type(run.memory) is NeighborMemory  # whole, also in a script that torchrun started
     mine, theirs = run.memory.state_dict(), state.memory.state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     neighbours, p = run.memory.distribution([3], run.config.neighbors.tau)
