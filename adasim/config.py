@@ -323,11 +323,23 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The inverse of `to_dict`, also after a trip through JSON (tuples became lists)."""
-        values = dict(values)
+        values = _from_version_0_1(dict(values))
         method = values.get("method", "dino")
         if isinstance(method, str) and isinstance(values.get(method), dict) and method in METHODS:
             values["settings"] = _build(METHODS[method].Settings, values.pop(method), f"{method}.")
         return _build(cls, values, "")
+
+
+def _from_version_0_1(values: dict[str, Any]) -> dict[str, Any]:
+    """Version 0.1 kept the settings of both methods, and named augmentations after one."""
+    views = values.get("views")
+    if isinstance(views, dict) and views.get("recipe") in ("dino", "simsiam"):
+        rest = {name: value for name, value in views.items() if name != "recipe"}
+        values["views"] = {**METHODS[views["recipe"]].VIEWS, **rest}
+        values = {
+            k: v for k, v in values.items() if k not in ("dino", "simsiam") or k == values.get("method")
+        }
+    return values
 
 
 def _build(cls: Any, values: dict[str, Any], where: str) -> Any:

@@ -21,8 +21,8 @@ from adasim.config import (
     ViewsConfig,
 )
 from adasim.errors import UserError
-from adasim.methods import DinoSettings, SimSiamSettings
-from adasim.recipes import RECIPES
+from adasim.methods import DinoSettings, SimSiam, SimSiamSettings
+from adasim.recipes import RECIPES, get_recipe
 from adasim.runs.folder import RunFolder
 
 
@@ -121,3 +121,11 @@ def test_a_name_assigned_after_construction_is_refused_before_anything_is_writte
     with pytest.raises(UserError, match=r"optim\.name='adam' is unknown\. Did you mean adamw"):
         pretrain(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_configuration_of_version_0_1_is_read() -> None:
+    config = get_recipe("desk-resnet")
+    now = config.to_dict()
+    views = {k: v for k, v in now["views"].items() if k not in SimSiam.VIEWS}
+    former = {**now, "views": {"recipe": "simsiam", **views}, "dino": {"out_dim": 512}}
+    assert Config.from_dict(json.loads(json.dumps(former))) == config
