@@ -49,7 +49,7 @@ def photos_of_patterns(folder: Path, name: str) -> list[Path]:
 
     `name` may use {i} and the class {c} of two: "class{c}/{i:02d}.png".
     """
-    pixels = open_images("embedded:48", size=16).as_array()
+    pixels = open_images("synthetic:48", size=16).as_array()
     assert pixels is not None
     paths = [folder / name.format(i=i, c=i % 2) for i in range(48)]
     for path, image in zip(paths, pixels, strict=True):

@@ -46,7 +46,7 @@ def kept(run: Path) -> list[dict[str, Any]]:
     [
         ("knn", ["--k", "5", "20"], {"k": (5, 20)}),
         ("linear", ["--epochs", "2", "--rates", "0.1", "1"], {"epochs": 2, "rates": [0.1, 1]}),
-        ("fewshot", ["--episodes", "9", "--data", "embedded:320"], {"episodes": 9, "data": "embedded:320"}),
+        ("fewshot", ["--episodes", "9", "--data", "synthetic:320"], {"episodes": 9, "data": "synthetic:320"}),
         ("segmentation", ["--epochs", "1", "--size", "16"], {"epochs": 1, "size": 16}),
     ],
 )
@@ -57,7 +57,7 @@ def test_python_gives_what_the_command_line_prints_and_keeps_it(
     words: list[str],
     options: dict[str, Any],
 ) -> None:
-    run = make_run(source="embedded:64" if name == "segmentation" else "embedded:320")
+    run = make_run(source="synthetic:64" if name == "segmentation" else "synthetic:320")
     main(["eval", name, str(run), *words])
     printed = capsys.readouterr().out
     report = adasim.evaluate(run, name, **options)
@@ -73,10 +73,10 @@ def test_python_gives_what_the_command_line_prints_and_keeps_it(
 
 def test_a_file_and_an_encoder_in_memory_are_measured_too(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    wanted = adasim.evaluate(run, "knn", data="embedded:320")
-    of_file = adasim.evaluate(run / "backbone.safetensors", "knn", data="embedded:320", save=False)
+    wanted = adasim.evaluate(run, "knn", data="synthetic:320")
+    of_file = adasim.evaluate(run / "backbone.safetensors", "knn", data="synthetic:320", save=False)
     encoder = adasim.load_backbone(run).train()
-    options = {"data": "embedded:320", "no_cache": True}
+    options = {"data": "synthetic:320", "no_cache": True}
     loaded = adasim.evaluate(encoder, "knn", **options, results=str(tmp_path / "loaded.jsonl"))
     assert wanted.metrics == of_file.metrics == loaded.metrics
     assert encoder.training
@@ -87,7 +87,7 @@ def test_a_file_and_an_encoder_in_memory_are_measured_too(make_run: MakeRun, tmp
 
 
 def test_images_may_be_named_by_a_path(make_run: MakeRun, tmp_path: Path) -> None:
-    images = open_images("embedded:40", size=16)
+    images = open_images("synthetic:40", size=16)
     file = tmp_path / "photos.npz"
     np.savez(file, images=images.as_array().numpy(), labels=images.labels.numpy() % 2)  # type: ignore[union-attr]
     report = adasim.evaluate(make_run(), "knn", data=file, k=3)
@@ -97,7 +97,7 @@ def test_images_may_be_named_by_a_path(make_run: MakeRun, tmp_path: Path) -> Non
 
 def test_images_may_be_handed_over(make_run: MakeRun) -> None:
     run = make_run()
-    train, test = (open_images("embedded:320", size=16, split=split) for split in ("train", "test"))
+    train, test = (open_images("synthetic:320", size=16, split=split) for split in ("train", "test"))
     wanted = adasim.evaluate(run, "knn", save=False)
     assert adasim.evaluate(run, "knn", train=train, test=test, save=False).metrics == wanted.metrics
     fewshot = adasim.evaluate(run, "fewshot", data=test, episodes=5, ways=2, per_class=())
@@ -155,7 +155,7 @@ def test_an_evaluation_of_ones_own_is_one_file(
 ) -> None:
     run = make_run()
     main(["eval", "--plugin", str(EXAMPLE), "rankme", str(run)])
-    wanted = effective_rank(run, "embedded:320")
+    wanted = effective_rank(run, "synthetic:320")
     [line] = kept(run)
     assert line["protocol"] == "rankme"
     assert line["value"] == pytest.approx(wanted, rel=1e-6)
@@ -177,8 +177,8 @@ def test_an_evaluation_of_ones_own_runs_from_python(make_run: MakeRun, without_p
     with pytest.raises(UserError, match="Unknown evaluation 'rankme'"):
         adasim.evaluate(run, "rankme")
     load_plugin(EXAMPLE)
-    report = adasim.evaluate(run, "rankme", data="embedded:100")
-    assert report.value == pytest.approx(effective_rank(run, "embedded:100"), rel=1e-6)
+    report = adasim.evaluate(run, "rankme", data="synthetic:100")
+    assert report.value == pytest.approx(effective_rank(run, "synthetic:100"), rel=1e-6)
     assert "effective rank" in str(report)
     assert adasim.evaluate(run, "rankme", images=10, save=False).value < 10
 
@@ -244,7 +244,7 @@ def test_a_protocol_of_ones_own_is_an_entry_of_the_dictionary(
     monkeypatch.setitem(LINEAR_PROTOCOLS, "mine", mine)
     run = make_run(model="vit_mini", method="dino")
     report = adasim.evaluate(run, "linear", protocol="mine", rates=(0.5,))
-    sets = [open_images("embedded:320", size=16, split=split) for split in ("train", "test")]
+    sets = [open_images("synthetic:320", size=16, split=split) for split in ("train", "test")]
     transform = open_encoder(run).transform
     features = [extract(adasim.load_backbone(run), images, transform) for images in sets]
     wanted = linear_probe(
@@ -281,7 +281,7 @@ def test_nothing_below_the_command_line_prints() -> None:
 
 
 def test_masks_and_labels_are_divided_by_one_function(tmp_path: Path) -> None:
-    images = open_images("embedded:40", size=16)
+    images = open_images("synthetic:40", size=16)
     masks = torch.stack([images.mask(i) for i in range(40)])  # type: ignore[misc]
     np.savez(tmp_path / "unlabelled.npz", images=images.as_array().numpy(), masks=masks.numpy())  # type: ignore[union-attr]
     source = str(tmp_path / "unlabelled.npz")
