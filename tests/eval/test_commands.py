@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import helpers
 import numpy as np
 import pytest
 import safetensors
@@ -39,13 +40,7 @@ def results(run: Path) -> list[dict[str, Any]]:
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What `adasim eval ARGUMENTS` says on standard error, having exited with code 2."""
-    with pytest.raises(SystemExit) as stop:
-        main(["eval", *arguments])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    assert error.count("\n") == 1, error
-    return error
+    return helpers.refusal(["eval", *arguments], capsys)
 
 
 def folders(root: Path, counts: dict[str, int], size: int = 16, seed: int = 0) -> Path:

@@ -4,24 +4,22 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from pretrainings import Small, Torchrun
 from torch import Tensor
 from torch.utils.data import Dataset
 
 import adasim
 from adasim.cli.main import main
-from adasim.config import Config
 from adasim.data import open_images, synthetic
 from adasim.errors import UserError
 from adasim.interrupts import Stopped
 
-Small = Callable[..., Config]
-Torchrun = Callable[..., list[tuple[int, str]]]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

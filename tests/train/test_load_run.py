@@ -2,25 +2,20 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from pretrainings import Small, Whole
 
 import adasim
 from adasim.cli.main import main
-from adasim.config import Config
 from adasim.data import open_images
 from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.state import build_state
-
-Small = Callable[..., Config]
-Whole = Callable[[int], tuple[Path, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +24,7 @@ def out(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return adasim.pretrain(small(epochs=3, neighbors__window=2), out)
 
 
-def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+def files_of(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {
         str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -38,7 +33,7 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_a_run_is_its_configuration_metrics_encoder_memory_and_images(out: Path, small: Small) -> None:
-    before = snapshot(out)
+    before = files_of(out)
     run = adasim.load_run(out)
     assert run.path == out
     assert run.config == small(epochs=3, neighbors__window=2)
@@ -52,7 +47,7 @@ def test_a_run_is_its_configuration_metrics_encoder_memory_and_images(out: Path,
     assert len(run.images("test")) == 256
     assert repr(run) == f"Run({str(out)!r}: dino, vit_mini, pairs=adasim, 3 epochs of synthetic:48, seed 5)"
     assert run.memory is not None
-    assert snapshot(out) == before
+    assert files_of(out) == before
 
 
 def test_the_memory_is_the_one_that_training_would_go_on_with(out: Path) -> None:
