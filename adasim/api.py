@@ -1,4 +1,4 @@
-"""What people call from Python: `adasim.pretrain` and, with it, what the command line does."""
+"""What people call from Python: the verbs of the command line as functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adasim.eval.report import Report
 from adasim.models import Backbone, EvalTransform
 from adasim.recipes import get_recipe
 from adasim.runs.folder import RunFolder
-from adasim.train import loop
+from adasim.train.pretrain import pretrain as run_pretraining
 
 
 def pretrain(
@@ -49,7 +49,9 @@ def pretrain(
     config = get_recipe(config) if isinstance(config, str) else config
     if resume and data is None and not config.data.source:
         data = RunFolder.open(Path(out), lock=False).config.data.source
-    return loop.pretrain(config, out, data=data, knn=knn_during_training, resume=resume, overwrite=overwrite)
+    return run_pretraining(
+        config, out, data=data, knn=knn_during_training, resume=resume, overwrite=overwrite
+    )
 
 
 def knn_during_training(encoder: Backbone, images: ImageSet, config: Config) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim.errors import UserError
-from adasim.runs.folder import versions
+from adasim.runs.settings import versions
 
 RESULTS_FILE = "results.jsonl"
 NAMES = {"knn": "k-NN", "linear": "linear", "fewshot": "few-shot", "segmentation": "segmentation"}

@@ -6,144 +6,40 @@ images -> partners -> views -> student, teacher, loss -> neighbour memory -> nex
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from adasim import seeding, terminal
+from adasim import seeding
 from adasim.config import Config
 from adasim.data import (
     Batch,
     ImageSet,
-    ImagesLike,
     PairLoader,
-    as_images,
-    check_same_data,
-    describe,
-    open_images,
-    record,
 )
-from adasim.data.sources.handed import source_of
 from adasim.errors import UserError
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
-from adasim.ranks.devices import autocast, deterministic
+from adasim.ranks.devices import autocast
 from adasim.ranks.processes import ALONE, Distributed
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
-from adasim.runs.folder import RunFolder, check_same, decisive
+from adasim.runs.folder import RunFolder
 from adasim.runs.unreadable import UnreadableList
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import KnnDuringTraining, Reporter
-from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
-from adasim.train.start import disk_needed, follow, remedy
-from adasim.train.state import TrainState, build_policy, build_state
+from adasim.train.signals import StopRequests, requeue, stopped
+from adasim.train.start import disk_needed, follow
+from adasim.train.state import TrainState, build_policy
 from adasim.train.timing import Forward, build_timing
 
 
 class NonFiniteLossError(UserError):
     """The loss is NaN or infinite: raised before optimiser, teacher and centre move, and nothing is saved."""
-
-
-@forgetting_frames
-def pretrain(
-    config: Config,
-    out: str | Path,
-    *,
-    data: ImagesLike | None = None,
-    knn: KnnDuringTraining | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-) -> Path:
-    """Pretrain an encoder; returns the run folder, which holds `backbone.safetensors` at the end.
-
-    Args:
-        config: the whole configuration.
-        out: the run folder to make.
-        data: the images, if they are not to be opened by `config.data.source`.
-        knn: measures the encoder every `config.eval.every` epochs.
-        resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
-            with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
-            at step 0.
-        overwrite: if `out` holds a run that no process uses, delete it first.
-
-    Raises:
-        Stopped: Ctrl-C or another signal asked to stop, and everything is saved. It is a SystemExit.
-    """
-    config.check_values()
-    if config.eval.every and knn is None:
-        raise ValueError("config.eval.every needs `knn`; adasim.pretrain brings one")
-    out = Path(out)
-    if resume and overwrite:
-        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
-    with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
-        resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
-        ranks.require_same(decisive(config.to_dict()))
-        with ranks.together():
-            ranks.check_batch(config.batch_size)
-            if data is None:
-                images = open_images(config.data.source, size=config.views.size)
-            else:
-                images = as_images(data, size=config.views.size)
-                config = replace(config, data=replace(config.data, source=source_of(data)))
-            config.check(len(images), images.labels is not None)
-        if ranks.is_main:
-            say(describe(images))
-        ranks.require_same(
-            {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
-        )
-        with ranks.together():
-            if resume and ranks.is_main:
-                run = stack.enter_context(RunFolder.open(out))
-                check_same(run.description(), {"config": config.to_dict()})
-                say(check_same_data(run.facts, images, config.data.verify, remedy(run)))
-        with ranks.together():
-            state = build_state(config, len(images), ranks)
-            loader = PairLoader(
-                images,
-                config.views,
-                batch_size=config.batch_size,
-                seed=config.seed,
-                workers=config.data.workers,
-                device=ranks.device,
-                max_unreadable=config.data.max_unreadable,
-                rank=ranks.rank,
-                world=ranks.world,
-            )
-            stack.callback(loader.close)
-        with ranks.together():
-            if not resume and ranks.is_main:
-                facts = {**record(images, config.data.verify), "device": str(ranks.device)}
-                run = stack.enter_context(RunFolder.create(out, config, facts, overwrite=overwrite))
-        owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
-        with ranks.together():
-            if not ranks.is_main:
-                run = RunFolder.join(out, owner)
-        training = Training(config, run, images, loader, state, ranks, knn)
-        stack.callback(training.list_unreadable)
-        training.run()
-    return out
-
-
-def say(text: str) -> None:
-    """Print a line before there is a progress bar."""
-    terminal.console().print(text, soft_wrap=True)
-
-
-def restarted() -> bool:
-    """Whether torchrun (`--max-restarts`) or Slurm (a requeue) has started this process again.
-
-    Not every node of torchrun counts every restart.
-    """
-    counts = (os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
-    return any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
 class Training:

@@ -26,7 +26,7 @@ from adasim.ranks.devices import build_scaler, working_precision
 from adasim.ranks.processes import ALONE, Distributed
 from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
-from adasim.runs.folder import changed_settings, decisive
+from adasim.runs.settings import changed_settings, decisive
 from adasim.train.optim import build_optimizer
 
 _WATCHED = 2048  # images whose features the collapse watch looks at

@@ -20,8 +20,9 @@ from adasim.config import Config, NeighborsConfig, SaveConfig
 from adasim.errors import UserError
 from adasim.files import TEMPORARY
 from adasim.runs import folder as module
-from adasim.runs.folder import RunFolder, check_same
+from adasim.runs.folder import RunFolder
 from adasim.runs.metrics import MetricsLog
+from adasim.runs.settings import check_same
 
 LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
 FACTS: dict[str, Any] = {"fingerprint": "f00d", "listing": LISTING, "device": "cpu"}

@@ -166,7 +166,7 @@ def test_a_rank_that_leaves_at_once_does_not_leave_the_others_hanging(
 def test_an_interrupt_while_a_run_is_made_leaves_without_a_traceback(
     runs: Runs, small: Small, tmp_path: Path, call: str
 ) -> None:
-    hooks = [at(f"adasim.train.loop:{call}", 1, "interrupt")]
+    hooks = [at(f"adasim.train.pretrain:{call}", 1, "interrupt")]
     run = runs.start(small(), tmp_path / "run", hooks=hooks, command=True)
     assert run.wait() == 130
     assert run.said.endswith("adasim: Interrupted, leaving. Once more leaves at once.\n")
