@@ -1,13 +1,19 @@
-# make demo   set up, then pretrain on generated images for two minutes and measure the result
-# make test   set up, then lint, type-check and test everything
+# make demo     set up, then pretrain on generated images for two minutes and measure the result
+# make quick    set up, then lint, type-check and run the tests that take under a minute together
+# make test     set up, then lint, type-check and test everything
+# make lowest   the quick tests with the oldest versions of everything that pyproject.toml allows
 
 PYTHON ?= python3
 BIN := .venv/bin
+LOWEST := .venv-lowest
 
-.PHONY: demo test lint benchmarks clean
+.PHONY: demo quick test lint lowest benchmarks clean
 
 demo: .venv/demo.stamp
 	$(BIN)/adasim demo
+
+quick: .venv/test.stamp lint
+	$(BIN)/python -m pytest -m "not slow"
 
 test: .venv/test.stamp lint
 	$(BIN)/python -m pytest
@@ -17,11 +23,14 @@ lint: .venv/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+lowest: $(LOWEST)/test.stamp
+	$(LOWEST)/bin/python -m pytest -m "not slow"
+
 benchmarks: .venv/test.stamp
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf .venv
+	rm -rf .venv $(LOWEST)
 
 .venv/demo.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "adasim needs Python 3.11 or newer; set PYTHON=")'
@@ -31,4 +40,15 @@ clean:
 
 .venv/test.stamp: .venv/demo.stamp
 	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+# uv knows which versions are the lowest; pip installs them.
+$(LOWEST)/test.stamp: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit((3, 11) != sys.version_info[:2] and "The lowest versions need Python 3.11; set PYTHON=")'
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/pip install --quiet uv
+	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --extra test --python-version 3.11 \
+		--output-file $(LOWEST)/requirements.txt pyproject.toml
+	$(LOWEST)/bin/pip install --quiet --requirement $(LOWEST)/requirements.txt
+	$(LOWEST)/bin/pip install --quiet --no-deps --editable .
 	touch $@

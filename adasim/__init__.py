@@ -6,21 +6,33 @@ The names most people need, loaded when first used so that `adasim.neighbors` ne
     adasim.PairSampler             image and partner ids for a DataLoader, beside
     adasim.PairDataset             the data set that turns them into two views
     adasim.pretrain(config, ...)   the whole of pretraining
+    adasim.evaluate(run, "knn")    what `adasim eval` measures, as values
     adasim.load_backbone(path)     a pretrained encoder back from a run folder or a .safetensors file
+    adasim.load_run(path)          a run to look at: configuration, metrics, encoder, neighbour memory
 """
 
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
-__all__ = ["NeighborMemory", "PairDataset", "PairSampler", "load_backbone", "pretrain"]
+__version__ = "0.2.0"
+__all__ = [
+    "NeighborMemory",
+    "PairDataset",
+    "PairSampler",
+    "evaluate",
+    "load_backbone",
+    "load_run",
+    "pretrain",
+]
 
 _HOMES = {
     "NeighborMemory": "adasim.neighbors",
     "PairDataset": "adasim.neighbors",
     "PairSampler": "adasim.neighbors",
+    "evaluate": "adasim.api",
     "load_backbone": "adasim.models",
-    "pretrain": "adasim.train",
+    "load_run": "adasim.run",
+    "pretrain": "adasim.api",
 }
 
 

@@ -18,7 +18,7 @@ def main() -> None:
     # Never left: a second Ctrl-C must still work while Python tidies up.
     interrupts = Interrupts("Interrupted, leaving. Once more leaves at once.").__enter__()
     try:
-        from adasim.cli import main as run
+        from adasim.cli.main import main as run
 
         run()
     except SystemExit as error:

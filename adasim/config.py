@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from adasim.errors import UserError
-from adasim.fields import check_fields
+from adasim.fields import check_fields, check_name
+from adasim.registry import METHODS, PAIRS
 
 
 @dataclass(kw_only=True)
@@ -22,7 +23,7 @@ class DataConfig:
     """Which images, and how they are read."""
 
     source: Annotated[str, tyro.conf.arg(aliases=("--data",))] = ""
-    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `embedded[:COUNT]`
+    """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `synthetic[:COUNT]`
     (generated images: what the demo and the desk recipes use when nothing is named)."""
     workers: int = 2
     """Loader processes for the per-image path; 0 reads in the main process. Any number gives the same run."""
@@ -34,16 +35,14 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "data.")
-        _at_least("data.workers", self.workers, 0)
-        _between("data.max_unreadable", self.max_unreadable, 0, 1)
+        at_least("data.workers", self.workers, 0)
+        between("data.max_unreadable", self.max_unreadable, 0, 1)
 
 
 @dataclass(kw_only=True)
 class ViewsConfig:
     """How an image becomes two (or more) training views."""
 
-    recipe: Literal["dino", "simsiam"] = "dino"
-    """Whose augmentations: DINO's asymmetric pair, or SimSiam's symmetric one."""
     engine: Literal["auto", "image", "batch"] = "auto"
     """`image`: torchvision per image in loader workers. `batch`: whole batches on the device, for small images
     held in memory. `auto` takes `batch` up to 64 pixels when the data set fits in 2 GB, else `image`."""
@@ -57,12 +56,20 @@ class ViewsConfig:
     """Side of the local views in pixels."""
     local_scale: tuple[float, float] = (0.05, 0.4)
     """Share of the image's area that a local crop covers."""
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    """How crops are resized."""
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
+    """Ranges of brightness, contrast, saturation and hue; four views in five are jittered."""
+    blur_p: tuple[float, float, float] = (1.0, 0.1, 0.5)
+    """Probability of a blur of view 1, of view 2 and of a local view."""
+    solarize_p: tuple[float, float] = (0.0, 0.2)
+    """Probability of a solarisation of view 1 and of view 2."""
     color: float = 1.0
     """Strength of the colour jitter and greyscale; 0 switches both off."""
     blur: float = 1.0
     """Multiplies the blur probabilities; 0 switches blur off (wise below 64 pixels)."""
     solarize: float = 1.0
-    """Multiplies DINO's solarisation probability of the second view; 0 switches it off."""
+    """Multiplies the solarisation probabilities; 0 switches it off."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     """Channel means taken off at the end; ImageNet's by default."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
@@ -70,14 +77,17 @@ class ViewsConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "views.")
-        _at_least("views.size", self.size, 8)
-        _at_least("views.local_crops", self.local_crops, 0)
+        at_least("views.size", self.size, 8)
+        at_least("views.local_crops", self.local_crops, 0)
         for name in ("scale", "local_scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:
                 raise UserError(f"views.{name}={low, high} must satisfy 0 < low <= high <= 1.")
         for name in ("color", "blur", "solarize"):
-            _between(f"views.{name}", getattr(self, name), 0, 1)
+            between(f"views.{name}", getattr(self, name), 0, 1)
+        for name in ("blur_p", "solarize_p"):
+            for value in getattr(self, name):
+                between(f"views.{name}", value, 0, 1)
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, 3):
                 raise UserError(
@@ -105,63 +115,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "model.")
-        _at_least("model.patch_size", self.patch_size, 1)
-        _between("model.drop_path", self.drop_path, 0, 0.99)
-
-
-@dataclass(kw_only=True)
-class DinoConfig:
-    """DINO's head, temperatures and teacher."""
-
-    out_dim: int = 65536
-    """Prototypes: width of the head's output."""
-    hidden_dim: int = 2048
-    """Width of the head's two hidden layers."""
-    bottleneck_dim: int = 256
-    """Width of the normalised layer before the prototypes."""
-    norm_last_layer: bool = False
-    """Freeze the gains of the weight-normed last layer at 1."""
-    freeze_last_layer_epochs: int = 1
-    """Epochs in which the last layer does not learn."""
-    student_temp: float = 0.1
-    """Temperature of the student's softmax."""
-    teacher_temp_start: float = 0.04
-    """Teacher temperature at the first epoch."""
-    teacher_temp: float = 0.07
-    """Teacher temperature after its warm-up."""
-    teacher_temp_warmup_epochs: int = 30
-    """Epochs over which the teacher temperature rises linearly."""
-    teacher_momentum: float = 0.996
-    """Start of the teacher's moving-average momentum; a cosine takes it to 1."""
-    center_momentum: float = 0.9
-    """Momentum of the running centre of the teacher's logits."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "dino.")
-        for name in ("out_dim", "hidden_dim", "bottleneck_dim"):
-            _at_least(f"dino.{name}", getattr(self, name), 2)
-        for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"dino.{name}={getattr(self, name)} must be above 0.")
-        _between("dino.teacher_momentum", self.teacher_momentum, 0, 1)
-        _between("dino.center_momentum", self.center_momentum, 0, 1)
-
-
-@dataclass(kw_only=True)
-class SimSiamConfig:
-    """SimSiam's projector and predictor."""
-
-    proj_dim: int = 2048
-    """Width of the projector (all three layers)."""
-    pred_dim: int = 512
-    """Width of the predictor's hidden layer."""
-    fix_pred_lr: bool = True
-    """Keep the predictor's learning rate constant while the encoder's decays."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "simsiam.")
-        _at_least("simsiam.proj_dim", self.proj_dim, 2)
-        _at_least("simsiam.pred_dim", self.pred_dim, 2)
+        at_least("model.patch_size", self.patch_size, 1)
+        between("model.drop_path", self.drop_path, 0, 0.99)
 
 
 @dataclass(kw_only=True)
@@ -189,13 +144,13 @@ class NeighborsConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "neighbors.")
-        _at_least("neighbors.window", self.window, 1)
-        _at_least("neighbors.k", self.k, 1)
+        at_least("neighbors.window", self.window, 1)
+        at_least("neighbors.k", self.k, 1)
         if not self.tau >= 0:
             raise UserError(
                 f"neighbors.tau={self.tau} must be 0 (standard pairs) or above. The paper uses 0.2."
             )
-        _between("neighbors.oracle_p", self.oracle_p, 0, 1)
+        between("neighbors.oracle_p", self.oracle_p, 0, 1)
 
 
 @dataclass(kw_only=True)
@@ -225,9 +180,9 @@ class OptimConfig:
         check_fields(self, "optim.")
         if not self.lr > 0:
             raise UserError(f"optim.lr={self.lr} must be above 0.")
-        _at_least("optim.min_lr", self.min_lr, 0)
-        _at_least("optim.warmup_epochs", self.warmup_epochs, 0)
-        _at_least("optim.clip_grad", self.clip_grad, 0)
+        at_least("optim.min_lr", self.min_lr, 0)
+        at_least("optim.warmup_epochs", self.warmup_epochs, 0)
+        at_least("optim.clip_grad", self.clip_grad, 0)
 
 
 @dataclass(kw_only=True)
@@ -246,10 +201,10 @@ class SaveConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "save.")
-        _at_least("save.every_minutes", self.every_minutes, 0)
-        _at_least("save.every_epochs", self.every_epochs, 0)
-        _at_least("save.keep", self.keep, 1)
-        _at_least("save.log_every", self.log_every, 1)
+        at_least("save.every_minutes", self.every_minutes, 0)
+        at_least("save.every_epochs", self.every_epochs, 0)
+        at_least("save.keep", self.keep, 1)
+        at_least("save.log_every", self.log_every, 1)
 
 
 @dataclass(kw_only=True)
@@ -261,7 +216,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "eval.")
-        _at_least("eval.every", self.every, 0)
+        at_least("eval.every", self.every, 0)
 
 
 @dataclass(kw_only=True)
@@ -270,17 +225,17 @@ class Config:
 
     recipe: str = "custom"
     """Name of the recipe this configuration started from."""
-    method: Literal["dino", "simsiam"] = "dino"
-    """Which self-distillation method."""
-    pairs: Literal["standard", "nearest", "adasim", "oracle"] = "adasim"
-    """Who is whose partner: itself (standard), always the best other image (nearest: +NN), a draw from p_win
-    (adasim), or one of the same class (oracle)."""
+    method: str = "dino"
+    """Which self-distillation method: `dino`, `simsiam`, or one from a plug-in."""
+    pairs: str = "adasim"
+    """Who is whose partner: itself (`standard`), always the best other image (`nearest`: +NN), a draw from p_win
+    (`adasim`), one of the same class (`oracle`), or as a plug-in has it."""
     epochs: int = 100
     """Passes over the data."""
     batch_size: int = 256
     """Images per step, over all processes."""
     seed: int = 0
-    """Names every random choice of the run."""
+    """Random seed."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -294,8 +249,9 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    dino: DinoConfig = field(default_factory=DinoConfig)
-    simsiam: SimSiamConfig = field(default_factory=SimSiamConfig)
+    settings: Annotated[Any, tyro.conf.Suppress] = None
+    """The method's own settings, of its class `Settings`: on the command line and in config.json under the method's
+    name (`--dino.out-dim`)."""
     neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
@@ -303,15 +259,27 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _at_least("epochs", self.epochs, 1)
-        _at_least("batch_size", self.batch_size, 1)
+        check_name("method", self.method, METHODS.names())
+        check_name("pairs", self.pairs, PAIRS.names())
+        wanted = METHODS[self.method].Settings
+        if self.settings is None:
+            self.settings = wanted()
+        if not isinstance(self.settings, wanted):
+            raise UserError(
+                f"method={self.method} takes settings of the class {wanted.__name__}, "
+                f"not {type(self.settings).__name__}."
+            )
+        check_fields(self.settings, f"{self.method}.")
+        at_least("epochs", self.epochs, 1)
+        at_least("batch_size", self.batch_size, 1)
 
     def check_values(self) -> None:
         """Refuse again what was refused at construction: a field may have been assigned since."""
         self.__post_init__()
         for part in dataclasses.fields(self):
-            if dataclasses.is_dataclass(section := getattr(self, part.name)):
-                section.__post_init__()  # type: ignore[union-attr]
+            section = getattr(self, part.name)
+            if hasattr(section, "__post_init__"):
+                section.__post_init__()
 
     def check(self, num_images: int, has_labels: bool) -> None:
         """Refuse, before anything is written, what this data set makes impossible."""
@@ -325,9 +293,10 @@ class Config:
                 f"optim.warmup_epochs={self.optim.warmup_epochs} is more than epochs={self.epochs}. "
                 f"Lower --optim.warmup-epochs or raise --epochs."
             )
-        if self.pairs == "oracle" and not has_labels:
+        policy = PAIRS[self.pairs]
+        if policy.needs_labels and not has_labels:
             raise UserError(
-                f"pairs=oracle needs labels and {self.data.source} has none. "
+                f"pairs={self.pairs} needs labels and {self.data.source} has none. "
                 f"Sort the images into one folder per class, or choose --pairs adasim."
             )
         if self.eval.every and not has_labels:
@@ -335,35 +304,42 @@ class Config:
                 f"eval.every={self.eval.every} needs labels and {self.data.source} has none. "
                 f"Leave it out, or sort the images into one folder per class."
             )
-        if self.method == "simsiam" and self.batch_size < 2:
-            raise UserError(
-                "method=simsiam needs a batch_size of at least 2: batch norm has nothing to compare one image with. "
-                "Raise --batch-size."
-            )
-        if self.pairs in ("standard", "oracle") and not self.neighbors.watch:
+        METHODS[self.method].check(self)
+        if not policy.draws_from_memory and not self.neighbors.watch:
             return
         if self.neighbors.k > num_images:
             raise UserError(
                 f"neighbors.k={self.neighbors.k} is more than the {num_images} images of {self.data.source}. "
                 f"Lower --neighbors.k."
             )
-        if self.pairs == "nearest" and self.neighbors.k < 2:
-            raise UserError(
-                "pairs=nearest needs neighbors.k of at least 2: the list may hold the image itself."
-            )
-        if self.pairs == "adasim" and self.neighbors.window >= self.epochs:
-            raise UserError(
-                f"neighbors.window={self.neighbors.window} needs at least {self.neighbors.window + 1} epochs; "
-                f"this run has {self.epochs}. Lower --neighbors.window or raise --epochs."
-            )
+        policy.check(self.neighbors, self.epochs)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """As JSON has it; the method's settings stand under its name."""
+        values = dataclasses.asdict(self)
+        settings = values.pop("settings")
+        return {**values, self.method: settings}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The inverse of `to_dict`, also after a trip through JSON (tuples became lists)."""
+        values = _from_version_0_1(dict(values))
+        method = values.get("method", "dino")
+        if isinstance(method, str) and isinstance(values.get(method), dict) and method in METHODS:
+            values["settings"] = _build(METHODS[method].Settings, values.pop(method), f"{method}.")
         return _build(cls, values, "")
+
+
+def _from_version_0_1(values: dict[str, Any]) -> dict[str, Any]:
+    """Version 0.1 kept the settings of both methods, and named augmentations after one."""
+    views = values.get("views")
+    if isinstance(views, dict) and views.get("recipe") in ("dino", "simsiam"):
+        rest = {name: value for name, value in views.items() if name != "recipe"}
+        values["views"] = {**METHODS[views["recipe"]].VIEWS, **rest}
+        values = {
+            k: v for k, v in values.items() if k not in ("dino", "simsiam") or k == values.get("method")
+        }
+    return values
 
 
 def _build(cls: Any, values: dict[str, Any], where: str) -> Any:
@@ -380,11 +356,13 @@ def _build(cls: Any, values: dict[str, Any], where: str) -> Any:
     return cls(**kwargs)
 
 
-def _at_least(name: str, value: float, low: float) -> None:
+def at_least(name: str, value: float, low: float) -> None:
+    """Refuse a number below `low`."""
     if not value >= low:
         raise UserError(f"{name}={value} must be at least {low}.")
 
 
-def _between(name: str, value: float, low: float, high: float) -> None:
+def between(name: str, value: float, low: float, high: float) -> None:
+    """Refuse a number outside of [low, high]."""
     if not low <= value <= high:
         raise UserError(f"{name}={value} must be between {low} and {high}.")

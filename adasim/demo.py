@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -10,30 +9,31 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
+from adasim.api import pretrain
 from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
-from adasim.models import load_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.plots import gallery
 from adasim.recipes import get_recipe
-from adasim.train.checkpoint import CheckpointStore
-from adasim.train.loop import pretrain
+from adasim.run import load_run
 from adasim.train.state import build_state
 
 
-def run_demo(out: Path | None = None, seed: int = 0) -> None:
+def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     """Pretrain a small ResNet on generated images with AdaSim pairs (two to three minutes on two cores), then
     compare its k-NN accuracy with that of raw pixels and of the untrained encoder.
 
     Args:
         out: the run folder to make; by default the first free one of runs/demo, runs/demo-2, ...
         seed: the random seed.
+        epochs: fewer are sooner done and learn less; the window is a sixth of them.
     """
     out = out or _free_folder(Path("runs"), "demo")
     console = terminal.console()
     config = get_recipe("demo")
     config.seed = seed
+    config.epochs, config.neighbors.window = epochs, max(1, epochs // 6)  # the recipe's own: 60 and 10
     train, test = open_images(config.data.source), open_images(config.data.source, split="test")
     assert train.labels is not None
     assert test.labels is not None
@@ -43,11 +43,10 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     )
     pretrain(config, out)
 
-    state = build_state(config, len(train))  # as it was before the first step
-    checkpoint = CheckpointStore(out, config.save.keep).load_latest()
-    assert checkpoint is not None
+    run = load_run(out)
+    untrained = build_state(config, len(train)).method
     transform = EvalTransform.for_run(config)
-    encoders = {"untrained encoder": state.method.exported, "after pretraining": load_backbone(out)}
+    encoders = {"untrained encoder": untrained.eval_encoder, "after pretraining": run.encoder}
     rows = {"raw pixels": _centred_pixels(train, test)}
     for name, encoder in encoders.items():
         rows[name] = [extract(encoder, images, transform, progress=False) for images in (train, test)]
@@ -60,13 +59,12 @@ def run_demo(out: Path | None = None, seed: int = 0) -> None:
     table.caption = f"chance is {100 / len(train.classes):.1f}%"
     console.print(table)
 
-    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    last = run.metrics[-1]
     console.print(
         f"Bootstrapping ratio: {last['bootstrap_ratio']:.0%} of the last epoch's pairs joined two different images."
     )
-    state.load(checkpoint)
-    assert state.memory is not None
-    gallery(out / "neighbours.png", train, state.memory, tau=config.neighbors.tau, seed=seed)
+    assert run.memory is not None
+    gallery(out / "neighbours.png", train, run.memory, tau=config.neighbors.tau, seed=seed)
     for file, what in (
         ("backbone.safetensors", "the encoder: adasim.load_backbone(...), a timm model in .net"),
         ("neighbours.png", "what some images draw their partners from"),

@@ -38,6 +38,8 @@ def fit(name: str, value: Any, annotation: Any) -> Any:
         return _fit_one_of(name, value, inner)
     if origin is tuple:
         return _fit_tuple(name, value, inner)
+    if annotation is Any:
+        return value
     if annotation is str and isinstance(value, os.PathLike):
         return os.fspath(value)
     if annotation is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):

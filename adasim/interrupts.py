@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin: the first one is answered at once, a second one leaves at once.
+"""Ctrl-C and other signals that ask to stop: the first is answered at once, a second one leaves at once.
 
     with Interrupts("Leaving."):    # the first signal raises Stopped in the main thread
         ...
@@ -25,9 +25,8 @@ from typing import Self
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 _HANDLED = (*STOP, signal.SIGUSR1)  # the last one asks for a save; left alone, it would kill
-_ECHO_S = (
-    1.0  # schedulers and shells may send one SIGTERM or SIGHUP twice; Ctrl-C comes twice from people only
-)
+# Schedulers and shells may send one SIGTERM or SIGHUP twice; Ctrl-C comes twice from people only.
+_ECHO_S = 1.0
 _GRACE_S = 5.0  # for tidying up after `Stopped`
 
 

@@ -27,7 +27,7 @@ from adasim.errors import UserError
 from adasim.methods import build_method
 from adasim.models import build_backbone
 from adasim.neighbors.memory import _INT8_FROM
-from adasim.train.distributed import Distributed
+from adasim.ranks.processes import Distributed
 from adasim.train.state import weight_bytes
 from adasim.units import scaled
 

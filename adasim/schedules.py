@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from adasim.config import Config, DinoConfig
+from adasim.config import Config
 
 
 def cosine(start: float, end: float, position: float, length: float) -> float:
@@ -38,19 +38,4 @@ def weight_decay(config: Config, step: int, steps_per_epoch: int) -> float:
     """A cosine from `weight_decay` to `weight_decay_end` over the run, every step."""
     return cosine(
         config.optim.weight_decay, config.optim.weight_decay_end, step, config.epochs * steps_per_epoch
-    )
-
-
-def teacher_momentum(start: float, step: int, total_steps: int) -> float:
-    """Momentum of the teacher's moving average: a cosine from `start` to 1, every step."""
-    return cosine(start, 1.0, step, total_steps)
-
-
-def teacher_temperature(config: DinoConfig, epoch: int) -> float:
-    """linspace(start, end, n)[epoch] over the n epochs of its warm-up, then the end."""
-    n = config.teacher_temp_warmup_epochs
-    if epoch >= n:
-        return config.teacher_temp
-    return config.teacher_temp_start + (config.teacher_temp - config.teacher_temp_start) * epoch / max(
-        n - 1, 1
     )

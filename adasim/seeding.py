@@ -20,7 +20,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # splitmix64's finalise
 
 
 def key(seed: int, *parts: int | str) -> int:
-    """A 63-bit number named by `seed` and `parts`: the same parts always name the same number.
+    """A 63-bit number, a function of `seed` and `parts` alone.
 
     >>> key(0, "view", 3, 17) == key(0, "view", 3, 17) != key(0, "view", 3, 18)
     True

@@ -1,4 +1,4 @@
-"""The only maker of consoles, and the one way in which text reaches a person.
+"""The one place that makes consoles: all text for people goes through it.
 
 Names of files, error messages of libraries and results of other runs are written by others. Whatever a console
 prints is made printable first, and `[...]` in a string is text, never markup: style is given by `Text` objects.

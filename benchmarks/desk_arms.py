@@ -1,4 +1,4 @@
-"""The paper's arms at desk scale: standard pairs, +NN and AdaSim on the embedded images, by k-NN accuracy.
+"""The paper's arms at desk scale: standard pairs, +NN and AdaSim on the synthetic images, by k-NN accuracy.
 
     python benchmarks/desk_arms.py                        # desk-resnet, 150 epochs, three seeds: about an hour
     python benchmarks/desk_arms.py --epochs 60 --seeds 0  # as long as the demo: some minutes
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from _report import report
 
+from adasim.api import pretrain
 from adasim.data import open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
 from adasim.models import load_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.recipes import get_recipe
-from adasim.train import pretrain
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     for seed in args.seeds:
         for pairs in args.arms:
             config = get_recipe("desk-resnet")
-            config.data.source = "embedded:3000"
+            config.data.source = "synthetic:3000"
             config.pairs, config.epochs, config.seed = pairs, args.epochs, seed
             optim = config.optim
             optim.lr = args.lr or optim.lr

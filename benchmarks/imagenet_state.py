@@ -4,8 +4,7 @@
     python benchmarks/imagenet_state.py --images 100000     # a quick try
 
 Allocates w = 50 epochs of K = 10 lists for N = 1,281,167 images and a 384-wide cache (fp32, then fp16), fills them,
-runs `observe`, `end_epoch` and `draw_partners`, and reads what the process holds from the kernel. Goals: history
-at most 5.2 GB; cache at most 2.0 GB in fp32 and 1.0 GB in fp16.
+runs `observe`, `end_epoch` and `draw_partners`, and reads what the process holds from the kernel.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python benchmarks/knn.py --train 40000 --test 1000 --sample 200     # a minute's try
 
 scikit-learn's brute force runs twice: by cosine, and as Euclidean distance of normalised features, which
-ranks the same and is its fastest path. Goals: under 2 GB of extra memory, at least 3 times as fast as either.
+ranks the same and is its fastest path.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     python benchmarks/linear_sweep.py --images 5000 --epochs 1  # a quick try
 
 On cached features the heads are all the work there is, and the ratio grows with the classes towards ten. In a
-stream a backbone makes the features anew in each epoch, and ten rates share its pass. Goal: at most 3 for
-10 classes on cached features, and in every stream.
+stream a backbone makes the features anew in each epoch, and ten rates share its pass.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from timm import create_model
 from torch import Tensor
 
 from adasim.eval import linear_probe, linear_probe_stream
-from adasim.eval.linear import SWEEP
+from adasim.eval.protocols.linear import SWEEP
 
 
 def main() -> None:

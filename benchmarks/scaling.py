@@ -8,9 +8,9 @@ work is in the column of processor time. Three parts:
 - `curve`: seconds of an observation and resident memory of a rank, for N rows on 1, 2 and 4 ranks, beside the plan.
   The plan counts operations; two measurements on one rank, the smallest and the largest N, turn them into seconds.
   `results/scaling.png` draws them, and the plan up to a billion images.
-- `halves`: two ranks on half the rows each against one on all of them, taking turns. Goal: at most 0.6 of the time.
-- `imagenet`: N = 1,281,167, w = 50, K = 10, D = 384 on 4 ranks, fully allocated. Goal: at most 1.5 GB of cache and
-  history resident per rank. The traffic of a step is counted at the exchange.
+- `halves`: two ranks on half the rows each against one on all of them, taking turns.
+- `imagenet`: N = 1,281,167, w = 50, K = 10, D = 384 on 4 ranks, fully allocated. What is resident is cache and
+  history; the traffic of a step is counted at the exchange, after a first observation of one image.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Times `observe` inside a full step of the paper's ViT-S/16 recipe (both views through teacher and student, backward,
 AdamW, moving average) and reports its share of the rest. Two noisy runs are not subtracted. The partners of a whole
-epoch are drawn once; their cost is spread over its steps. Goal: at most 1% (the paper: 1.7% to 5.5% on its GPUs).
+epoch are drawn once; their cost is spread over its steps. The paper reports 1.7% to 5.5% on its GPUs.
 """
 
 from __future__ import annotations

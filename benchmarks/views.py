@@ -24,10 +24,10 @@ import torchvision
 from torch import Tensor
 from torchvision.transforms import v2
 
-from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, Views
-from adasim.data.params import UNIFORMS, ViewSettings
+from adasim.data.views.parameters import ViewSettings, view_uniforms
+from adasim.registry import METHODS
 
 RESULTS = Path(__file__).parent / "results"
 BATCH, SIZE = 256, 32
@@ -66,7 +66,7 @@ def contenders(config: ViewsConfig, channels: int) -> dict[str, Callable[[], obj
     pipelines = [torchvision_pipeline(ViewSettings.of(config, view), config) for view in (1, 2)]
 
     def per_image() -> list[Tensor]:
-        names = [seeding.uniform(0, f"view{view}", 0, ids, UNIFORMS) for view in (1, 2)]
+        names = [view_uniforms(0, view, 0, ids) for view in (1, 2)]
         return [ours.batch(colour, view, u) for view, u in zip((1, 2), names, strict=True)]
 
     return {
@@ -99,7 +99,7 @@ def main() -> None:
     cases = []
     for recipe, blur in (("dino", 1.0), ("dino", 0.0), ("simsiam", 1.0)):
         for channels in (3, 1):
-            config = ViewsConfig(recipe=recipe, size=SIZE, blur=blur)  # type: ignore[arg-type]
+            config = ViewsConfig(**METHODS[recipe].VIEWS, size=SIZE, blur=blur)
             rates = measure(contenders(config, channels), rounds)
             best = max(rate for name, rate in rates.items() if name != "adasim batched")
             cases.append(

@@ -12,9 +12,9 @@ from torch.nn.functional import cosine_similarity
 from torch.utils.data import DataLoader
 
 from adasim import NeighborMemory, PairDataset, PairSampler
-from adasim.data import embedded
+from adasim.data import synthetic
 
-images = embedded(2000).as_array().float() / 255 - 0.5  # (N, 1, 32, 32)
+images = synthetic(2000).as_array().float() / 255 - 0.5  # (N, 1, 32, 32)
 
 encoder = nn.Sequential(
     *(nn.Conv2d(1, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU()),

@@ -3,14 +3,14 @@
 import json
 import shutil
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import fill, refusal, small_disk
 from PIL import Image
 
-from adasim.cli import expand_home, main
+from adasim.cli.main import expand_home, main
 from adasim.recipes import RECIPES
 
 TINY = [
@@ -28,17 +28,6 @@ TINY = [
     ),
     *("--simsiam.proj-dim", "16", "--simsiam.pred-dim", "8"),
 ]
-
-
-def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What `adasim ARGUMENTS` says on standard error, having exited with code 2."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    assert captured.err.count("\n") == 1, captured.err
-    return captured.err
 
 
 @pytest.fixture
@@ -97,6 +86,7 @@ def test_resume_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--resume needs the folder" in refusal(["pretrain", "--resume"], capsys)
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line_then_its_refusals(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +160,10 @@ def test_a_tilde_is_expanded_where_the_shell_does_not(
     monkeypatch.setenv("HOME", str(tmp_path))
     message = refusal(["pretrain", "desk-resnet", *words, "--out=~/run"], capsys)
     assert f"No such folder: {tmp_path}/photos" in message
-    assert expand_home("hf:~/x") == f"hf:{tmp_path}/x"
+    assert [expand_home(f"{kind}:~/x") for kind in ("hf", "lmdb")] == [
+        f"hf:{tmp_path}/x",
+        f"lmdb:{tmp_path}/x",
+    ]
     assert [expand_home(word) for word in ("a~/b", "--out=x~", "-")] == ["a~/b", "--out=x~", "-"]
 
 
@@ -214,19 +207,11 @@ def test_a_strange_environment_is_refused_in_a_sentence(
     assert expected in refusal(["pretrain", "demo", "--out", str(tmp_path / "run")], capsys)
 
 
-def small_disk(path: Path, *options: str) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", ",".join(["size=32m", *options]), "none", str(path)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a file system needs root")
-
-
+@pytest.mark.slow
 def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_needed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    small_disk(disk)
-    try:
+    with small_disk(tmp_path / "disk", "32m") as disk:
         for out, epochs in (("whole", "2"), ("half", "3")):
             words = ["pretrain", "desk-resnet", *TINY, "--data", str(folder), "--out", str(disk / out)]
             main([*words, "--epochs", epochs, "--save.every-epochs", "1"])
@@ -246,13 +231,3 @@ def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_ne
             message = refusal(["pretrain", "--resume", str(disk / out)], capsys)
             assert f"Cannot write to {disk / out}: Read-only file system" in message
         assert "Read-only" in refusal([*words[:-1], str(disk / "new")], capsys)
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def fill(path: Path) -> None:
-    with open(path, "wb", buffering=0) as file:
-        for size in (1 << 16, 1):
-            with suppress(OSError):
-                while True:
-                    file.write(bytes(size))

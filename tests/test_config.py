@@ -9,22 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adasim.api import pretrain
 from adasim.config import (
     Config,
     DataConfig,
-    DinoConfig,
     EvalConfig,
     ModelConfig,
     NeighborsConfig,
     OptimConfig,
     SaveConfig,
-    SimSiamConfig,
     ViewsConfig,
 )
 from adasim.errors import UserError
-from adasim.recipes import RECIPES
-from adasim.train import pretrain
-from adasim.train.run import RunFolder
+from adasim.methods import DinoSettings, SimSiam, SimSiamSettings
+from adasim.recipes import RECIPES, get_recipe
+from adasim.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -57,8 +56,8 @@ from adasim.train.run import RunFolder
         (OptimConfig, {"lr": float("nan")}, "optim.lr is not a number (NaN)"),
         (OptimConfig, {"lr": [0.1]}, "optim.lr=[0.1] must be a number."),
         (ModelConfig, {"patch_size": None}, "model.patch_size=None must be a whole number."),
-        (DinoConfig, {"norm_last_layer": "False"}, "dino.norm_last_layer='False' must be True or False."),
-        (SimSiamConfig, {"proj_dim": 2e3}, "simsiam.proj_dim=2000.0 must be a whole number."),
+        (DinoSettings, {"norm_last_layer": "False"}, "dino.norm_last_layer='False' must be True or False."),
+        (SimSiamSettings, {"proj_dim": 2e3}, "simsiam.proj_dim=2000.0 must be a whole number."),
         (SaveConfig, {"keep": "2"}, "save.keep='2' must be a whole number."),
         (EvalConfig, {"every": False}, "eval.every=False must be a whole number."),
         (ViewsConfig, {"scale": (0.4,)}, "views.scale=(0.4,) has 1 values; give 2 numbers."),
@@ -78,9 +77,9 @@ def test_what_an_annotation_does_not_allow_is_refused_by_its_name(
 
 def test_numbers_lists_and_paths_become_what_json_can_hold() -> None:
     assert DataConfig(source=Path("my/photos")).source == "my/photos"  # type: ignore[arg-type]
-    config = Config(
-        epochs=np.int64(3), views=ViewsConfig(scale=[np.float32(0.5), 1]), optim=OptimConfig(lr=1)
-    )
+    epochs: Any = np.int64(3)
+    scale: Any = [np.float32(0.5), 1]
+    config = Config(epochs=epochs, views=ViewsConfig(scale=scale), optim=OptimConfig(lr=1))
     assert (config.epochs, config.views.scale, config.optim.lr) == (3, (0.5, 1), 1)
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
@@ -122,3 +121,11 @@ def test_a_name_assigned_after_construction_is_refused_before_anything_is_writte
     with pytest.raises(UserError, match=r"optim\.name='adam' is unknown\. Did you mean adamw"):
         pretrain(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_configuration_of_version_0_1_is_read() -> None:
+    config = get_recipe("desk-resnet")
+    now = config.to_dict()
+    views = {k: v for k, v in now["views"].items() if k not in SimSiam.VIEWS}
+    former = {**now, "views": {"recipe": "simsiam", **views}, "dino": {"out_dim": 512}}
+    assert Config.from_dict(json.loads(json.dumps(former))) == config

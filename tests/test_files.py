@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
+from helpers import names
 
 from adasim.files import TEMPORARY, atomic_write, remove_leftovers, sha256_file
 
@@ -29,10 +31,6 @@ def killing(*args, **kwargs):
 setattr(os, call, killing)
 atomic_write(path, b"new" * 100_000)
 """
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir())
 
 
 def test_bytes_and_writers_give_the_same_file(tmp_path: Path) -> None:
@@ -68,6 +66,7 @@ def test_a_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path, e
 @pytest.mark.parametrize(
     ("call", "when", "expected"),
     [("fsync", "before", b"old"), ("replace", "before", b"old"), ("replace", "after", b"new" * 100_000)],
+    ids=["before fsync", "before replace", "after replace"],
 )
 def test_sigkill_leaves_the_old_or_the_new_file_whole(
     tmp_path: Path, call: str, when: str, expected: bytes
@@ -87,9 +86,16 @@ def test_the_file_reaches_the_disk_before_its_name_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
+
+    def noting(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def noted(*arguments: Any) -> None:
+            calls.append(name)
+            real(*arguments)
+
+        return noted
+
     for call in ("fsync", "replace"):
-        real = getattr(os, call)
-        monkeypatch.setattr(os, call, lambda *a, _c=call, _r=real: (calls.append(_c), _r(*a))[1])
+        monkeypatch.setattr(os, call, noting(call, getattr(os, call)))
     atomic_write(tmp_path / "x", b"abc")
     assert calls == ["fsync", "replace", "fsync"]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -12,31 +11,26 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adasim.config import Config, DinoConfig, ModelConfig, SimSiamConfig, ViewsConfig
+from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.data import open_images
-from adasim.data.batched import BatchedViews
+from adasim.data.views.batched import BatchedViews
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.features import extract
-from adasim.eval.linear import linear_probe
-from adasim.methods import Seen, Step, build_method
+from adasim.eval.protocols.linear import linear_probe
+from adasim.methods import DinoSettings, EncodedView, SimSiamSettings, Step, build_method
 from adasim.models import EvalTransform, build_backbone
 from adasim.recipes import get_recipe
+from adasim.registry import METHODS
 
-
-@pytest.fixture
-def gpu() -> Iterator[Accelerator]:
-    with Accelerator() as gpu:
-        yield gpu
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("recipe", ["dino", "simsiam"])
 @pytest.mark.parametrize("shape", [(3, 24, 24), (1, 40, 33)])
-def test_views_made_on_a_device_are_those_of_a_cpu(
-    recipe: Literal["dino", "simsiam"], shape: tuple[int, ...]
-) -> None:
+def test_views_made_on_a_device_are_those_of_a_cpu(recipe: str, shape: tuple[int, ...]) -> None:
     images = torch.randint(256, (13, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    views = BatchedViews(ViewsConfig(recipe=recipe, size=16, local_crops=1, local_size=8))
+    views = BatchedViews(ViewsConfig(**METHODS[recipe].VIEWS, size=16, local_crops=1, local_size=8))
     ids = torch.arange(13)
     for view in (1, 2, 3):
         expected = views(images, view, 0, 5, ids)
@@ -69,7 +63,7 @@ def test_evaluations_of_features_on_a_device_give_a_cpus_figures(labels_too: boo
 
 @pytest.mark.usefixtures("gpu")
 def test_features_extracted_on_a_device_are_a_cpus() -> None:
-    images, transform = open_images("embedded:32"), EvalTransform.for_run(get_recipe("demo"))
+    images, transform = open_images("synthetic:32"), EvalTransform.for_run(get_recipe("demo"))
     encoder = build_backbone(ModelConfig(name="resnet_tiny"), 32, student=False)
     expected = extract(encoder, images, transform, progress=False)
     assert torch.equal(extract(encoder, images, transform, device="cuda", progress=False), expected)
@@ -77,26 +71,27 @@ def test_features_extracted_on_a_device_are_a_cpus() -> None:
 
 def configured(method: str, model: str) -> Config:
     return Config(
-        method=method,  # type: ignore[arg-type]
+        method=method,
         model=ModelConfig(name=model, patch_size=8),
         views=ViewsConfig(size=32),
-        dino=DinoConfig(out_dim=24, hidden_dim=32, bottleneck_dim=16),
-        simsiam=SimSiamConfig(proj_dim=32, pred_dim=16),
+        settings=DinoSettings(out_dim=24, hidden_dim=32, bottleneck_dim=16)
+        if method == "dino"
+        else SimSiamSettings(proj_dim=32, pred_dim=16),
     )
 
 
 def in_halves(method: Any, views: list[Tensor]) -> Step:
-    seen = [method.see(view) for view in views[:2]] + [Seen(view) for view in views[2:]]
+    seen = [method.encode(view) for view in views[:2]] + [EncodedView(view) for view in views[2:]]
     for view in seen:
-        method.answer(view)
+        method.predict(view)
     return method.loss(seen, 0)
 
 
-METHODS = [(m, n) for m in ("dino", "simsiam") for n in ("vit_mini", "resnet_tiny")]
+NETWORKS = [(m, n) for m in ("dino", "simsiam") for n in ("vit_mini", "resnet_tiny")]
 
 
 @pytest.mark.parametrize("precision", [None, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("name", "model"), METHODS)
+@pytest.mark.parametrize(("name", "model"), NETWORKS)
 def test_every_methods_forward_pass_stays_on_the_device(
     name: str, model: str, precision: torch.dtype | None
 ) -> None:
@@ -116,7 +111,7 @@ def test_every_methods_forward_pass_stays_on_the_device(
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("name", "model"), METHODS)
+@pytest.mark.parametrize(("name", "model"), NETWORKS)
 def test_a_forward_pass_on_a_device_gives_a_cpus_bits(name: str, model: str) -> None:
     generator = torch.Generator().manual_seed(0)
     views = [torch.rand(4, 3, 32, 32, generator=generator) for _ in range(2)]

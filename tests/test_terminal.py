@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
-from adasim.cli import main
+from adasim.cli.main import main
 from adasim.terminal import printable
 
 HOSTILE = "a\x1b]0;owned \u202egpj.exe [/dim] [red] :smile: \x9b31m caf\udce9"
@@ -128,6 +128,7 @@ def test_results_that_look_like_markup_are_compared(
     assert "\x1b" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["pretrain"], ["pretrain", "demo", "--help"], ["--version"]])
 def test_a_pipe_that_nobody_reads_is_no_traceback(words: list[str]) -> None:
     reader, writer = os.pipe()

@@ -1,28 +1,42 @@
-"""Images, views of them, and the loader of view pairs. Nothing here knows of neighbours or methods."""
+"""The path of a pixel: where images come from, views of them, batches of views.
 
-from adasim.data.batched import BatchedViews
-from adasim.data.embedded import EmbeddedImages, embedded
-from adasim.data.folder import FolderImages
-from adasim.data.found import describe
+    images.py     what a data set of images looks like to the rest (`ImageSet`)
+    sources/      folders, .npz files, Hugging Face, what Python hands over; masks; a run's record of its data
+    synthetic/    images that are drawn by code
+    views/        random parameters of a view, and two engines that make one from them: per image, batched
+    loading/      `PairLoader`: whole epochs of view pairs
+
+Nothing here knows of neighbours or methods.
+"""
+
 from adasim.data.images import ArrayImages, ImageSet, Unreadable
-from adasim.data.loader import Batch, PairLoader
-from adasim.data.record import check_same_data, record
-from adasim.data.sources import open_images
-from adasim.data.views import Views
+from adasim.data.loading.loader import Batch, PairLoader
+from adasim.data.sources.folder import FolderImages
+from adasim.data.sources.found import describe
+from adasim.data.sources.handed import ImagesLike, as_images
+from adasim.data.sources.hub import HuggingFaceImages
+from adasim.data.sources.opening import open_images
+from adasim.data.sources.record import check_same_data, record
+from adasim.data.synthetic.dataset import SyntheticImages, synthetic
+from adasim.data.views.batched import BatchedViews
+from adasim.data.views.per_image import Views
 
 __all__ = [
     "ArrayImages",
     "Batch",
     "BatchedViews",
-    "EmbeddedImages",
     "FolderImages",
+    "HuggingFaceImages",
     "ImageSet",
+    "ImagesLike",
     "PairLoader",
+    "SyntheticImages",
     "Unreadable",
     "Views",
+    "as_images",
     "check_same_data",
     "describe",
-    "embedded",
     "open_images",
     "record",
+    "synthetic",
 ]

@@ -31,7 +31,7 @@ def _without_waiting(path: str, flags: int) -> int:
 def hash_file(path: str | os.PathLike[str], whole: bool) -> str:
     """Hash of the file's bytes: of all, or of four pieces of 16 KB, spread from its first byte to its last.
 
-    Files up to 64 KB are always read whole. A file that cannot be read is that, too: `UNREADABLE`.
+    Files up to 64 KB are always read whole. A file that cannot be read gives `UNREADABLE`.
     """
     try:
         with open_regular(path) as file:

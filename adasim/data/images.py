@@ -20,9 +20,7 @@ class Unreadable(Exception):  # noqa: N818  (a state of the file, as the quarant
     """An image that cannot be decoded: `where` it is and the `reason`."""
 
     def __init__(self, where: str, reason: str) -> None:
-        super().__init__(
-            where, reason
-        )  # both, so that the exception survives a trip through a worker's pickle
+        super().__init__(where, reason)  # both, so that it survives a trip through a worker's pickle
         self.where = where
         self.reason = reason
 
@@ -34,17 +32,20 @@ class ImageSet(ABC):
     """N images, numbered 0..N-1 in an order that never changes.
 
     `labels` is int64 (N,) or None; `classes` names them. `load` gives one image as uint8 (3, H, W).
+
+    A set of one's own needs `__len__`, `load` and `listing`; and `content`, if the listing does not change with
+    what an image holds.
     """
 
-    name: str
+    name: str = ""
     labels: Tensor | None = None
-    classes: list[str]
+    classes: list[str] = []  # noqa: RUF012  (never changed in place)
     place: str = ""
     """Where the images come from, for people."""
     split: str = ""
     """Which part of a source that is divided into splits this is."""
     left_out: str = ""
-    """In words, what lies among the images and is none."""
+    """In words, which files among the images were left out."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -118,7 +119,7 @@ class ArrayImages(ImageSet):
         self.name = name
         self.images = images
         self.labels = None if labels is None else labels.to(torch.int64)
-        self.classes = classes or _numbered(self.labels)
+        self.classes = classes or numbered_classes(self.labels)
         self.masks = masks
 
     def __len__(self) -> int:
@@ -142,7 +143,8 @@ class ArrayImages(ImageSet):
         return lines
 
 
-def _numbered(labels: Tensor | None) -> list[str]:
+def numbered_classes(labels: Tensor | None) -> list[str]:
+    """Names for classes that are known by number alone."""
     greatest = -1 if labels is None or not len(labels) else int(labels.max())
     if greatest >= MAX_CLASSES:
         raise UserError(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
-from adasim.eval.features import What, describe, frozen
-from adasim.eval.linear import Batches
+from adasim.eval.features import FeatureKind, encode, frozen
+from adasim.eval.protocols.linear import Batches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 
@@ -21,7 +21,7 @@ def augmented_batches(
     labels: Tensor,
     transform: EvalTransform,
     *,
-    what: What,
+    kind: FeatureKind,
     batch_size: int,
     device: torch.device | str = "cpu",
     workers: int = 0,
@@ -33,11 +33,12 @@ def augmented_batches(
     images left over at an epoch's end are dropped; each epoch leaves others.
     """
     views = ViewsConfig(
-        recipe="simsiam",  # bilinear, as both papers' linear protocols
+        interpolation="bilinear",  # as both papers' linear protocols
         size=transform.size,
         scale=(0.08, 1.0),
         color=0.0,
         blur=0.0,
+        solarize=0.0,
         mean=transform.mean,
         std=transform.std,
     )
@@ -48,7 +49,7 @@ def augmented_batches(
     def batches(epoch: int) -> Batches:
         for batch in loader.epoch(epoch, everything, first_only=True):
             with frozen(backbone), torch.no_grad():
-                features = describe(backbone, batch.views[0], what).float()
+                features = encode(backbone, batch.views[0], kind).float()
             yield features, labels[batch.ids.cpu()]
 
     return batches

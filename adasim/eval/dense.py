@@ -1,4 +1,4 @@
-"""Patch features with masks, batch after batch, for linear segmentation (REFERENCE 5.5)."""
+"""Patch features with masks, batch after batch, for linear segmentation (docs/evaluation.md)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torchvision.transforms.v2 import functional as TF
 
 from adasim import seeding
 from adasim.data import ImageSet, Unreadable
+from adasim.data.sources.masks import IGNORE, blank, require_same_size
 from adasim.errors import UserError
 from adasim.eval.features import frozen, progress_bar
-from adasim.eval.masks import IGNORE, blank, require_same_size
-from adasim.eval.segmentation import MaskBatches
+from adasim.eval.protocols.segmentation import MaskBatches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 
@@ -64,7 +64,7 @@ class PatchFeatures:
         side = size if array is None else min(size, max(array.shape[-2:]))
         self._items = _Items(images, size, side, ignore)
         self._held: tuple[Tensor, Tensor] | None = None
-        self.dim, self.bytes = self._measure(len(ids))
+        self.dim, self.bytes = self._size_up(len(ids))
 
     def hold(self) -> bool:
         """Make all features now and keep them, if they fit; epochs then differ in their order alone."""
@@ -119,7 +119,7 @@ class PatchFeatures:
             blocks = self.backbone.tokens(views.contiguous(memory_format=torch.channels_last), self.n_blocks)
             return torch.cat([patches for _, patches in blocks], dim=1).float()
 
-    def _measure(self, count: int) -> tuple[int, int]:
+    def _size_up(self, count: int) -> tuple[int, int]:
         """Width of the features, and the bytes that `count` of them take."""
         pixels = torch.zeros(1, 3, self._items.size, self._items.size, dtype=torch.uint8, device=self.device)
         patches = self._patches(self._transform.normalise(pixels))

@@ -34,8 +34,8 @@ from adasim.files import atomic_write
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 
-What = Literal["pooled", "linear-dino"]
-"""`pooled`: the encoder's own output. `linear-dino`: what DINO's linear layer sees (REFERENCE 5.2)."""
+FeatureKind = Literal["pooled", "linear-dino"]
+"""`pooled`: the encoder's own output. `linear-dino`: what DINO's linear layer sees (docs/evaluation.md)."""
 
 MAX_UNREADABLE = 0.01
 """Above this share of unreadable images an evaluation stops, as pretraining does."""
@@ -50,7 +50,7 @@ def extract(
     images: ImageSet,
     transform: EvalTransform,
     *,
-    what: What = "pooled",
+    kind: FeatureKind = "pooled",
     device: torch.device | str = "cpu",
     batch_size: int = 256,
     workers: int = 0,
@@ -62,7 +62,7 @@ def extract(
     Beside the result no more than a batch is held. A progress bar is shown on a terminal only.
 
     Args:
-        what: "pooled", or "linear-dino" for DINO's linear protocol.
+        kind: "pooled", or "linear-dino" for DINO's linear protocol.
         workers: processes that read images which are not in memory.
         unreadable: filled with {id: where and why} of images that cannot be read, whose rows become NaN.
             Without it the first such image stops the pass: a row too few would shift all labels after it.
@@ -80,7 +80,7 @@ def extract(
             if len(pixels):
                 with torch.inference_mode():
                     views = transform.normalise(pixels.to(device))
-                    part = describe(backbone, views, what).float().cpu()
+                    part = encode(backbone, views, kind).float().cpu()
                 if not len(features):
                     features = torch.full((len(images), part.shape[1]), torch.nan)
                 features[ids] = part
@@ -90,7 +90,7 @@ def extract(
     return features
 
 
-def describe(backbone: Backbone, views: Tensor, what: What = "pooled") -> Tensor:
+def encode(backbone: Backbone, views: Tensor, kind: FeatureKind = "pooled") -> Tensor:
     """Features (B, D) of normalised views (B, 3, S, S).
 
     "linear-dino" is the last four blocks' CLS side by side, or from ViT-B's width (768) on the last CLS and
@@ -98,7 +98,7 @@ def describe(backbone: Backbone, views: Tensor, what: What = "pooled") -> Tensor
     """
     net = backbone.net
     views = views.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
-    if what == "pooled" or not isinstance(net, VisionTransformer) or net.cls_token is None:
+    if kind == "pooled" or not isinstance(net, VisionTransformer) or net.cls_token is None:
         return backbone(views)
     if net.embed_dim >= 768:
         cls, patches = backbone.tokens(views)[0]  # (B, D), (B, D, h, w)
@@ -173,6 +173,14 @@ class Features:
     unreadable: dict[int, str]
     """{id: where and why} of the images left out."""
 
+    def of(self, ids: Tensor) -> Features:
+        """The features of some images of the data set."""
+        kept = torch.isin(self.ids, ids)
+        if kept.all():
+            return self
+        labels = None if self.labels is None else self.labels[kept]
+        return Features(self.values[kept], self.ids[kept], labels, self.unreadable)
+
 
 class FeatureCache:
     """Features on disk; `FeatureCache(None)` remembers nothing."""
@@ -187,7 +195,7 @@ class FeatureCache:
         images: ImageSet,
         transform: EvalTransform,
         *,
-        what: What = "pooled",
+        kind: FeatureKind = "pooled",
         device: torch.device | str = "cpu",
         batch_size: int = 256,
         workers: int = 0,
@@ -200,7 +208,7 @@ class FeatureCache:
         array = images.as_array()
         if array is not None:
             transform = transform.for_shape(array.shape[-2], array.shape[-1])
-        path = self._path(backbone, images, transform, what)
+        path = self._path(backbone, images, transform, kind)
         known = None if path is None else _load(path, len(images))
         if known is None:
             unreadable: dict[int, str] = {}
@@ -208,7 +216,7 @@ class FeatureCache:
                 backbone,
                 images,
                 transform,
-                what=what,
+                kind=kind,
                 device=device,
                 batch_size=batch_size,
                 workers=workers,
@@ -231,7 +239,7 @@ class FeatureCache:
         labels = None if images.labels is None else images.labels[ids]
         return Features(values if kept.all() else values[ids], ids, labels, unreadable)
 
-    def _path(self, backbone: Backbone, images: ImageSet, transform: EvalTransform, what: str) -> Path | None:
+    def _path(self, backbone: Backbone, images: ImageSet, transform: EvalTransform, kind: str) -> Path | None:
         if self.folder is None:
             return None
         if self._weights is None or self._weights[0] is not backbone:
@@ -241,7 +249,7 @@ class FeatureCache:
             "weights": self._weights[1],
             "data": images.cache_key(),
             "transform": asdict(transform),
-            "what": what,
+            "what": kind,
         }
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{name[:32]}.safetensors"

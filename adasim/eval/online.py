@@ -9,8 +9,8 @@ import torch
 from adasim import seeding
 from adasim.data import ImageSet
 from adasim.eval.features import extract
-from adasim.eval.knn import knn_accuracy
-from adasim.eval.sets import Subset, require_labels
+from adasim.eval.protocols.knn import knn_accuracy
+from adasim.eval.splits import Subset, require_labels
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 

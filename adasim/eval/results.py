@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim.errors import UserError
-from adasim.train.run import versions
+from adasim.runs.settings import versions
 
 RESULTS_FILE = "results.jsonl"
 NAMES = {"knn": "k-NN", "linear": "linear", "fewshot": "few-shot", "segmentation": "segmentation"}
@@ -23,11 +23,11 @@ class Result:
     """One figure and all that it depends on."""
 
     protocol: str
-    """knn, linear, fewshot or segmentation."""
+    """The evaluation's name: knn, linear, fewshot, segmentation, or one of your own."""
     setting: str
     """In a few words, what must be equal for two figures to compare: `k=20`, `dino, quick`."""
     value: float
-    """The figure for tables, in percent."""
+    """The figure for tables; accuracies and IoU are in percent."""
     metrics: dict[str, Any]
     """All figures."""
     data: dict[str, Any]
@@ -111,7 +111,9 @@ def compare(runs: list[Path]) -> Comparison:
         if not newest:
             raise UserError(f"No results in {run}. Measure it first: adasim eval knn {run}")
         tables.append(newest)
-    columns = sorted({c for table in tables for c in table}, key=lambda c: (_place(c[0]), c[1], c[2], c[3]))
+    columns = sorted(
+        {c for table in tables for c in table}, key=lambda c: (column_order(c[0]), c[1], c[2], c[3])
+    )
     columns = _with_averages(columns, tables)
     baseline = tables[0]
     rows = []
@@ -152,7 +154,8 @@ def _headings(columns: list[tuple[str, ...]]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _place(protocol: str) -> int:
+def column_order(protocol: str) -> int:
+    """Where the columns of a protocol stand in a table; those of your own come last."""
     return list(NAMES).index(protocol) if protocol in NAMES else len(NAMES)
 
 

@@ -1,23 +1,27 @@
-"""The self-distillation methods: student, teacher, loss, and what to cache."""
+"""The self-distillation methods: student, teacher, loss, and what to cache. One file each, found by name."""
 
 from adasim.config import Config
-from adasim.errors import UserError
-from adasim.methods.base import Method, Seen, Step
-from adasim.methods.dino import Dino
-from adasim.methods.simsiam import SimSiam
+from adasim.methods.base import EncodedView, Method, Step
+from adasim.methods.dino import Dino, DinoSettings
+from adasim.methods.simsiam import SimSiam, SimSiamSettings
+from adasim.registry import METHODS
 from adasim.seeding import key, seeded
 
-__all__ = ["Dino", "Method", "Seen", "SimSiam", "Step", "build_method"]
+__all__ = [
+    "Dino",
+    "DinoSettings",
+    "EncodedView",
+    "Method",
+    "SimSiam",
+    "SimSiamSettings",
+    "Step",
+    "build_method",
+]
 
 
 def build_method(config: Config, image_size: int, channels: int = 3) -> Method:
     """The method `config` names, on the CPU; its first weights are a pure function of `config.seed`."""
-    if config.method == "simsiam" and config.views.local_crops:
-        raise UserError(
-            f"views.local_crops={config.views.local_crops} needs method=dino: SimSiam compares two views. "
-            f"Set --views.local-crops 0."
-        )
+    kind: type[Method] = METHODS[config.method]
+    kind.check(config)
     with seeded(key(config.seed, "weights")):
-        if config.method == "dino":
-            return Dino(config.model, config.dino, image_size, channels)
-        return SimSiam(config.model, config.simsiam, image_size, channels)
+        return kind(config.model, config.settings, image_size, channels)

@@ -1,7 +1,9 @@
 """The contract between a method and the training loop.
 
 A step with both views at hand is one call, `forward`. Where the partner of an image is drawn only after the
-image was seen, the same step comes in halves: `see` each view, `answer` for each, then `loss`.
+image's own forward pass, the same step comes in parts: `encode` each view, `predict` from each, then `loss`.
+
+A method of your own is one file: a subclass with its `Settings`, registered by name (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adasim.config import OptimConfig
+from adasim.config import Config, OptimConfig
+from adasim.errors import UserError
 from adasim.models import Backbone
 
 
@@ -32,13 +35,13 @@ class Step:
 
 
 @dataclass
-class Seen:
-    """One view on its way through a method. A local view, which no teacher sees, is just `Seen(view)`.
+class EncodedView:
+    """One view on its way through a method. A local view, which no teacher encodes, is just `EncodedView(pixels)`.
 
     What is not there yet is an empty tensor.
     """
 
-    view: Tensor
+    pixels: Tensor
     """Images, (B, C, H, W)."""
     feature: Tensor = field(default_factory=lambda: torch.empty(0))
     """The feature to cache: (B, D), float32, detached."""
@@ -49,33 +52,61 @@ class Seen:
 
 
 class Method(nn.Module, ABC):
-    """Self-distillation: two networks (or two halves of one), a loss between views, a feature to cache."""
+    """Self-distillation: two networks (or two halves of one), a loss between views, a feature to cache.
+
+    A subclass is built as `Method(config.model, config.settings, image_size, channels)`.
+    """
+
+    Settings: ClassVar[type[Any]]
+    """A dataclass of the method's own settings, each with a default."""
+    VIEWS: ClassVar[dict[str, Any]] = {}
+    """The method's augmentations: fields of `ViewsConfig` that differ from its defaults, which are DINO's."""
+    takes_local_views: ClassVar[bool] = False
+    """Whether `forward` takes more than two views."""
+    linear_protocol: ClassVar[str] = "dino"
+    """Whose linear evaluation applies: `dino` (SGD) or `simsiam` (LARC)."""
+    follows_total: ClassVar[tuple[str, ...]] = ()
+    """In words, what of the method follows a schedule over the whole run, beside the optimiser's."""
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuse what this method cannot do, with a `UserError`."""
+        if config.views.local_crops and not cls.takes_local_views:
+            raise UserError(
+                f"views.local_crops={config.views.local_crops} needs a method that takes local views; "
+                f"{config.method} compares two views. Set --views.local-crops 0."
+            )
+
+    @property
+    def output_width(self) -> int | None:
+        """Width of the teacher's softmax, whose entropy (`teacher_entropy`) shows a collapse; None without one."""
+        return None
 
     @property
     @abstractmethod
-    def exported(self) -> Backbone:
+    def eval_encoder(self) -> Backbone:
         """The encoder to evaluate and to save: the teacher's for DINO, the encoder itself for SimSiam."""
 
     @property
     def feature_dim(self) -> int:
         """D, width of the cached feature."""
-        return self.exported.dim
+        return self.eval_encoder.dim
 
     @abstractmethod
     def forward(self, views: list[Tensor], epoch: int) -> Step:
         """Loss of a batch: `views` holds the two global views, then any local ones, each (B, C, H, W)."""
 
     @abstractmethod
-    def see(self, view: Tensor) -> Seen:
-        """First half for one global view: its feature, and what the other view must predict."""
+    def encode(self, pixels: Tensor) -> EncodedView:
+        """First part for one global view: its feature, and what the other view must predict."""
 
     @abstractmethod
-    def answer(self, seen: Seen) -> None:
-        """Second half for one view: fill in `seen.output`."""
+    def predict(self, view: EncodedView) -> None:
+        """Second part for one view: fill in `view.output`."""
 
     @abstractmethod
-    def loss(self, seen: list[Seen], epoch: int) -> Step:
-        """The loss of views that were all answered for, in the order of `forward`."""
+    def loss(self, views: list[EncodedView], epoch: int) -> Step:
+        """The loss of views with their outputs, in the order of `forward`."""
 
     def before_optimizer(self, epoch: int) -> None:
         """Between backward and the optimiser: drop the gradients of what does not learn yet."""
@@ -103,8 +134,9 @@ def decay_groups(
 
 
 def feature_spread(features: Tensor) -> Tensor:
-    """Mean over dimensions of the L2-normalised features' deviation over the batch.
+    """Deviation of the L2-normalised features (B, D) over the batch, averaged over dimensions, times sqrt(D).
 
-    Near 1/sqrt(D) when features fill the sphere, 0 when all are equal (collapse).
+    About 1 when features fill the sphere, 0 when all are equal (collapse).
     """
-    return F.normalize(features.detach().float(), dim=1).std(dim=0, correction=0).mean()
+    unit = F.normalize(features.detach().float(), dim=1)
+    return unit.std(dim=0, correction=0).mean() * features.shape[1] ** 0.5

@@ -2,23 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adasim.config import DinoConfig, ModelConfig, OptimConfig
-from adasim.methods.base import Method, Seen, Step, decay_groups, feature_spread
+from adasim.config import ModelConfig, OptimConfig, at_least, between
+from adasim.errors import UserError
+from adasim.fields import check_fields
+from adasim.methods.base import EncodedView, Method, Step, decay_groups, feature_spread
 from adasim.models import Backbone, DinoHead, build_backbone
-from adasim.schedules import teacher_momentum, teacher_temperature
+from adasim.ranks.exchange import mean_over_ranks
+from adasim.registry import METHODS
+from adasim.schedules import cosine
+
+
+@dataclass(kw_only=True)
+class DinoSettings:
+    """DINO's head, temperatures and teacher."""
+
+    out_dim: int = 65536
+    """Prototypes: width of the head's output."""
+    hidden_dim: int = 2048
+    """Width of the head's two hidden layers."""
+    bottleneck_dim: int = 256
+    """Width of the normalised layer before the prototypes."""
+    norm_last_layer: bool = False
+    """Freeze the gains of the weight-normed last layer at 1."""
+    freeze_last_layer_epochs: int = 1
+    """Epochs in which the last layer does not learn."""
+    student_temp: float = 0.1
+    """Temperature of the student's softmax."""
+    teacher_temp_start: float = 0.04
+    """Teacher temperature at the first epoch."""
+    teacher_temp: float = 0.07
+    """Teacher temperature after its warm-up."""
+    teacher_temp_warmup_epochs: int = 30
+    """Epochs over which the teacher temperature rises linearly."""
+    teacher_momentum: float = 0.996
+    """Start of the teacher's moving-average momentum; a cosine takes it to 1."""
+    center_momentum: float = 0.9
+    """Momentum of the running centre of the teacher's logits."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "dino.")
+        for name in ("out_dim", "hidden_dim", "bottleneck_dim"):
+            at_least(f"dino.{name}", getattr(self, name), 2)
+        for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"dino.{name}={getattr(self, name)} must be above 0.")
+        between("dino.teacher_momentum", self.teacher_momentum, 0, 1)
+        between("dino.center_momentum", self.center_momentum, 0, 1)
 
 
 class Network(nn.Module):
     """Backbone and head."""
 
-    def __init__(self, backbone: Backbone, config: DinoConfig) -> None:
+    def __init__(self, backbone: Backbone, config: DinoSettings) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = DinoHead(
@@ -30,6 +72,7 @@ class Network(nn.Module):
         )
 
 
+@METHODS.register("dino")
 class Dino(Method):
     """Student and teacher start equal; only the student has stochastic depth and gradients.
 
@@ -37,9 +80,18 @@ class Dino(Method):
     own forward passes, not from the student's.
     """
 
+    Settings = DinoSettings
+    VIEWS: ClassVar = {  # Caron et al., 2021: two different views
+        "interpolation": "bicubic",
+        "jitter": (0.4, 0.4, 0.2, 0.1),
+        "blur_p": (1.0, 0.1, 0.5),
+        "solarize_p": (0.0, 0.2),
+    }
+    takes_local_views = True
+    follows_total = ("teacher's momentum",)
     center: Tensor
 
-    def __init__(self, model: ModelConfig, config: DinoConfig, image_size: int, channels: int = 3) -> None:
+    def __init__(self, model: ModelConfig, config: DinoSettings, image_size: int, channels: int = 3) -> None:
         super().__init__()
         self.config = config
         self.student = Network(build_backbone(model, image_size, channels, student=True), config)
@@ -50,8 +102,12 @@ class Dino(Method):
         self._next_center: Tensor | None = None  # waits until the step is known to be sound
 
     @property
-    def exported(self) -> Backbone:
+    def eval_encoder(self) -> Backbone:
         return self.teacher.backbone
+
+    @property
+    def output_width(self) -> int:
+        return self.config.out_dim
 
     def forward(self, views: list[Tensor], epoch: int) -> Step:
         pair = torch.cat(views[:2])  # one forward pass: batch norm sees both global views together
@@ -65,15 +121,15 @@ class Dino(Method):
         return self._step(list(target.chunk(2)), list(outputs), feature.chunk(2)[0].float(), epoch)
 
     @torch.no_grad()
-    def see(self, view: Tensor) -> Seen:
+    def encode(self, view: Tensor) -> EncodedView:
         feature = self.teacher.backbone(view)
-        return Seen(view, feature.float(), target=self.teacher.head(feature))
+        return EncodedView(view, feature.float(), target=self.teacher.head(feature))
 
-    def answer(self, seen: Seen) -> None:
-        seen.output = self.student.head(self.student.backbone(seen.view))
+    def predict(self, view: EncodedView) -> None:
+        view.output = self.student.head(self.student.backbone(view.pixels))
 
-    def loss(self, seen: list[Seen], epoch: int) -> Step:
-        return self._step([s.target for s in seen[:2]], [s.output for s in seen], seen[0].feature, epoch)
+    def loss(self, views: list[EncodedView], epoch: int) -> Step:
+        return self._step([v.target for v in views[:2]], [v.output for v in views], views[0].feature, epoch)
 
     def _step(self, targets: list[Tensor], outputs: list[Tensor], feature: Tensor, epoch: int) -> Step:
         """Mean of H(teacher view t, student view s) over all t != s: for two views, the symmetric loss."""
@@ -89,12 +145,12 @@ class Dino(Method):
         loss = torch.stack(terms).mean()
         entropy = torch.stack([torch.special.entr(p).sum(dim=1).mean() for p in teacher]).mean()
         momentum = self.config.center_momentum
-        mean_logit = _mean_over_ranks(torch.cat(targets).float().mean(dim=0, keepdim=True))  # (1, out_dim)
+        mean_logit = mean_over_ranks(torch.cat(targets).float().mean(dim=0, keepdim=True))  # (1, out_dim)
         self._next_center = self.center * momentum + mean_logit * (1 - momentum)
         diagnostics = {
             "teacher_entropy": entropy,
             "kl": loss.detach() - entropy,  # each teacher view stands in equally many terms
-            "feature_std": feature_spread(feature),
+            "feature_spread": feature_spread(feature),
         }
         return Step(loss, feature, diagnostics)
 
@@ -119,8 +175,14 @@ class Dino(Method):
         return decay_groups(self.student.named_parameters(), optim)
 
 
-def _mean_over_ranks(x: Tensor) -> Tensor:
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(x)
-        x = x / dist.get_world_size()
-    return x
+def teacher_momentum(start: float, step: int, total_steps: int) -> float:
+    """Momentum of the teacher's moving average: a cosine from `start` to 1, every step."""
+    return cosine(start, 1.0, step, total_steps)
+
+
+def teacher_temperature(settings: DinoSettings, epoch: int) -> float:
+    """linspace(start, end, n)[epoch] over the n epochs of its warm-up, then the end."""
+    n, start, end = settings.teacher_temp_warmup_epochs, settings.teacher_temp_start, settings.teacher_temp
+    if epoch >= n:
+        return end
+    return start + (end - start) * epoch / max(n - 1, 1)

@@ -125,17 +125,17 @@ def from_spec(spec: dict[str, Any], **extra: Any) -> Backbone:
     kwargs = dict(spec["kwargs"])
     stem = kwargs.pop("stem", None)
     net: Any = timm.create_model(spec["timm"], pretrained=False, **kwargs, **extra)
-    edit_stem(net, stem)
+    edit_stem(net, stem, kwargs.get("in_chans", 3))
     dim = getattr(net, "head_hidden_size", None) or net.num_features
     return Backbone(net, spec | {"dim": dim})
 
 
-def edit_stem(net: Any, stem: str | None) -> None:
+def edit_stem(net: Any, stem: str | None, channels: int) -> None:
     """Take a ResNet's max-pooling out (`no_pool`), and make its first convolution a 3x3 of stride 1 (`3x3`)."""
     if stem is not None:
         net.maxpool = nn.Identity()
     if stem == "3x3":
-        net.conv1 = nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)
+        net.conv1 = nn.Conv2d(channels, net.bn1.num_features, 3, 1, 1, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
 
 

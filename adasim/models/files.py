@@ -136,9 +136,8 @@ def _built(spec: dict[str, Any], found: dict[str, list[int]], path: Path) -> Bac
                 f"{path} does not fit its own description: {name} has shape {found.get(name, 'none')}, "
                 f"{spec['name']} needs {expected.get(name, 'none')}. Export it again."
             )
-    made = sum(
-        buffer.numel() for buffer in bare.buffers()
-    )  # the file lacks what can be computed: index tables
+    # The file lacks what can be computed: index tables.
+    made = sum(buffer.numel() for buffer in bare.buffers())
     if made > _COMPUTED:
         raise UserError(
             f"{path} describes a model that would take {made:,} values beside its weights. Export it again."
@@ -215,6 +214,7 @@ def _lines(spec: dict[str, Any]) -> str:
     if stem is not None:
         lines.append("net.maxpool = torch.nn.Identity()")
     if stem == "3x3":
-        lines.append("net.conv1 = torch.nn.Conv2d(net.in_chans, net.bn1.num_features, 3, 1, 1, bias=False)")
+        channels = kwargs.get("in_chans", 3)
+        lines.append(f"net.conv1 = torch.nn.Conv2d({channels}, net.bn1.num_features, 3, 1, 1, bias=False)")
     lines.append(f"net.load_state_dict(safetensors.torch.load_file({BACKBONE_FILE!r}))")
     return "\n".join(lines)

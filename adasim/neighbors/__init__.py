@@ -2,7 +2,7 @@
 
 from adasim.neighbors.feeding import PairDataset, PairSampler
 from adasim.neighbors.memory import NeighborMemory
-from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairPolicy, Standard
+from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairContext, PairPolicy, Standard
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import merge, search
 from adasim.neighbors.sharded import ShardedMemory
@@ -12,6 +12,7 @@ __all__ = [
     "Nearest",
     "NeighborMemory",
     "Oracle",
+    "PairContext",
     "PairDataset",
     "PairPolicy",
     "PairSampler",

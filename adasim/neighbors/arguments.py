@@ -1,4 +1,4 @@
-"""What people hand to the memory: taken in any clear form, refused in a sentence otherwise."""
+"""The memory's arguments: ids and temperature in any clear form, else an error that says what is wrong."""
 
 from __future__ import annotations
 

@@ -95,9 +95,8 @@ class NeighborMemory:
         self.cache = torch.zeros(len(rows), dim, dtype=dtype, device=device)
         # A ring over epochs, one row per image so that drawing reads memory in order; -1 is an empty place.
         self.history_ids = torch.full((len(rows), window, k), -1, dtype=torch.int32)
-        self.history_similarities = torch.zeros(
-            len(rows), window, k
-        )  # fp32: 16 bits cannot tell crowded ones apart
+        # fp32: 16 bits cannot tell similarities near 1 apart.
+        self.history_similarities = torch.zeros(len(rows), window, k)
         # The epoch in progress.
         self.current_ids = torch.full((len(rows), k), -1, dtype=torch.int32)
         self.current_similarities = torch.zeros(len(rows), k)

@@ -1,65 +1,148 @@
 """Pair policies: who is whose partner in an epoch. View 1 shows the image, view 2 its partner.
 
-A policy has one method, `partners(epoch, ids=None)`: one image id per image (or per given id), as a pure
-function of the memory and of (seed, epoch, id).
+A policy answers one question, `partners(epoch, ids=None)`: one image id per image (or per given id), as a pure
+function of the memory and of (seed, epoch, id). One of your own is one file (docs/extending.md).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from adasim.errors import UserError
 from adasim.neighbors.memory import NeighborMemory
+from adasim.registry import PAIRS
 from adasim.seeding import uniform
 
 
-class PairPolicy(Protocol):
+@dataclass(frozen=True)
+class PairContext:
+    """What a run offers to its pair policy."""
+
+    num_images: int
+    epochs: int
+    seed: int
+    settings: Any
+    """The run's `NeighborsConfig`: window, k, tau and the rest."""
+    memory: NeighborMemory | None = None
+    """There for a policy that draws from it."""
+    labels: Tensor | None = None
+    """(N,), if the images have any; only an oracle may look."""
+
+
+class PairPolicy(ABC):
+    """Who is whose partner."""
+
+    draws_from_memory: ClassVar[bool] = False
+    """Whether the run must keep a neighbour memory for it."""
+    needs_labels: ClassVar[bool] = False
+    follows_total: ClassVar[tuple[str, ...]] = ()
+    """In words, what of the policy follows a schedule over the whole run."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, context: PairContext) -> Self:
+        """The policy of a run."""
+
+    @classmethod
+    def check(cls, settings: Any, epochs: int) -> None:
+        """Refuse settings that make no sense, with a `UserError`."""
+        return
+
+    @classmethod
+    def window(cls, settings: Any) -> int:
+        """How many epochs of lists the memory keeps for it."""
+        return settings.window
+
+    @abstractmethod
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
         """Partner ids, int64, of all images or of `ids`."""
 
 
+@PAIRS.register("standard")
 @dataclass
-class Standard:
+class Standard(PairPolicy):
     """Two views of one image."""
 
     num_images: int
+
+    @classmethod
+    def build(cls, context: PairContext) -> Self:
+        return cls(context.num_images)
 
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
         return torch.arange(self.num_images) if ids is None else ids.clone()
 
 
+@PAIRS.register("nearest")
 @dataclass
-class Nearest:
+class Nearest(PairPolicy):
     """+NN: always the best match other than the image itself, from the first finished epoch on."""
 
+    draws_from_memory = True
     memory: NeighborMemory
+
+    @classmethod
+    def build(cls, context: PairContext) -> Self:
+        assert context.memory is not None
+        return cls(context.memory)
+
+    @classmethod
+    def check(cls, settings: Any, epochs: int) -> None:
+        if settings.k < 2:
+            raise UserError(
+                "pairs=nearest needs neighbors.k of at least 2: the list may hold the image itself."
+            )
+
+    @classmethod
+    def window(cls, settings: Any) -> int:
+        return 1
 
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
         return self.memory.nearest_other(ids)
 
 
+@PAIRS.register("adasim")
 @dataclass
-class AdaSim:
+class AdaSim(PairPolicy):
     """j* ~ p_win if the image's best match over the window is itself, otherwise a standard pair."""
 
+    draws_from_memory = True
     memory: NeighborMemory
     tau: float
     seed: int
+
+    @classmethod
+    def build(cls, context: PairContext) -> Self:
+        assert context.memory is not None
+        return cls(context.memory, context.settings.tau, context.seed)
+
+    @classmethod
+    def check(cls, settings: Any, epochs: int) -> None:
+        if settings.window >= epochs:
+            raise UserError(
+                f"neighbors.window={settings.window} needs at least {settings.window + 1} epochs; "
+                f"this run has {epochs}. Lower --neighbors.window or raise --epochs."
+            )
 
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
         return self.memory.draw_partners(epoch, self.tau, self.seed, ids)
 
 
+@PAIRS.register("oracle")
 @dataclass
-class Oracle:
+class Oracle(PairPolicy):
     """With probability q a standard pair, otherwise a random image of the same class (itself allowed).
 
     q falls linearly from 1 in the first epoch to p in the last.
     """
 
+    needs_labels = True
+    follows_total = ("share of oracle pairs",)
     labels: Tensor  # (N,)
     epochs: int
     p: float
@@ -67,6 +150,12 @@ class Oracle:
     _by_class: Tensor = field(init=False)  # image ids sorted by class
     _first: Tensor = field(init=False)  # where each image's class starts in it
     _size: Tensor = field(init=False)  # how many images its class has
+
+    @classmethod
+    def build(cls, context: PairContext) -> Self:
+        if context.labels is None:
+            raise UserError("pairs=oracle needs labels.")
+        return cls(context.labels, context.epochs, context.settings.oracle_p, context.seed)
 
     def __post_init__(self) -> None:
         self._by_class = self.labels.argsort(stable=True)

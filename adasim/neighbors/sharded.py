@@ -19,12 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from adasim.neighbors.arguments import Ids, check_tau, checked_ids
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.search import merge
+from adasim.ranks.exchange import Exchange
 
 
 def shard(num_images: int, rank: int, world: int) -> range:
@@ -33,10 +34,10 @@ def shard(num_images: int, rank: int, world: int) -> range:
 
 
 class ShardedMemory(NeighborMemory):
-    """A NeighborMemory of which this process holds a share. It works alone, too, and is then the whole.
+    """A NeighborMemory of which this process holds a share; in a single process, all of it.
 
-    Every verb is a conversation: all ranks call it, in the same order. `observe`, `distribution` and the draws
-    take this rank's own ids (any number of them) and answer for those; where an image stands in the batches of
+    Every method is collective: all ranks call it, in the same order. `observe`, `distribution` and the draws
+    take this rank's own ids (any number of them) and return their results; where an image stands in the batches of
     two ranks, the higher rank's counts, as the later place does in one process. `state_dict`, `epoch_lists` and
     `rows` are this rank's share; `load_parts` takes the shares of any other number of ranks.
 
@@ -53,7 +54,7 @@ class ShardedMemory(NeighborMemory):
         window: int,
         k: int,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: ProcessGroup | None = None,
         **options: Any,
     ) -> None:
         self.exchange = Exchange(group)
@@ -66,7 +67,7 @@ class ShardedMemory(NeighborMemory):
 
     @torch.no_grad()
     def observe_async(self, ids: Ids, features: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Begin to observe: queries set out now, and the call that is returned does the rest.
+        """Begin to observe: queries are sent now, and the call that is returned does the rest.
 
         What runs in between (the backward pass) hides the largest of the transfers. Neither cache nor lists
         change before the second call, which may be left out: then nothing was observed.
@@ -156,59 +157,6 @@ class ShardedMemory(NeighborMemory):
 
     def _held_here(self, ids: Tensor) -> Tensor:
         return (ids >= self.rows.start) & (ids < self.rows.stop)
-
-
-class Exchange:
-    """The few collectives that the memory needs; `received` counts the bytes that reached this rank.
-
-    Equal shapes on all ranks. Tensors travel on the CPU with gloo, on the accelerator otherwise.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        alone = not (dist.is_available() and dist.is_initialized())
-        self.group = group
-        self.rank = 0 if alone else dist.get_rank(group)
-        self.world = 1 if alone else dist.get_world_size(group)
-        self.received = 0
-        gloo = alone or dist.get_backend(group) == "gloo"
-        self._device = torch.device("cpu") if gloo else torch.accelerator.current_accelerator()
-
-    def counts(self, mine: int) -> list[int]:
-        """One number per rank."""
-        return self.gather(torch.tensor([mine])).tolist()
-
-    def gather(self, part: Tensor) -> Tensor:
-        """(n, ...) from each rank -> (R n, ...), in the order of ranks."""
-        return self.gather_async(part)()
-
-    def gather_async(self, part: Tensor) -> Callable[[], Tensor]:
-        """The same, begun now; the call that is returned waits for it."""
-        part = part.to(self._device).contiguous()
-        everyone = part.new_empty((self.world * len(part), *part.shape[1:]))
-        work = dist.all_gather_into_tensor(everyone, part, group=self.group, async_op=True)
-        assert work is not None
-        self.received += everyone.nbytes - part.nbytes
-
-        def wait() -> Tensor:
-            work.wait()
-            return everyone
-
-        return wait
-
-    def swap(self, parts: Tensor) -> Tensor:
-        """(R, ...), parts[r] for rank r -> (R, ...), what each rank had for this one."""
-        parts = parts.to(self._device).contiguous()
-        arrived = torch.empty_like(parts)
-        dist.all_to_all_single(arrived, parts, group=self.group)
-        self.received += parts.nbytes - parts[0].nbytes
-        return arrived
-
-    def maximum(self, x: Tensor) -> Tensor:
-        """The elementwise maximum over ranks, on the CPU."""
-        x = x.to(self._device)
-        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
-        self.received += 2 * (x.nbytes - x.nbytes // self.world)  # as a ring does it
-        return x.cpu()
 
 
 def _padded(x: Tensor, length: int, value: int) -> Tensor:

@@ -100,9 +100,8 @@ class Ranker:
 def softmax_of_sums(neighbours: Tensor, sums: Tensor, window: int, tau: float) -> Tensor:
     """p_win over the support, (C, S) fp64; padding gets 0, and so does all of an image that was never seen."""
     logits = sums.double().mul_(UNIT / window / tau)
-    weights = (
-        (logits - logits[:, :1]).exp_().mul_(neighbours >= 0)
-    )  # sums are sorted: the first is the largest
+    # Sums are sorted: the first is the largest.
+    weights = (logits - logits[:, :1]).exp_().mul_(neighbours >= 0)
     return weights.div_(weights.sum(1, keepdim=True).clamp_(min=1e-300))
 
 

@@ -6,133 +6,40 @@ images -> partners -> views -> student, teacher, loss -> neighbour memory -> nex
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from adasim import seeding, terminal
+from adasim import seeding
 from adasim.config import Config
-from adasim.data import Batch, ImageSet, PairLoader, check_same_data, describe, open_images, record
+from adasim.data import (
+    Batch,
+    ImageSet,
+    PairLoader,
+)
 from adasim.errors import UserError
-from adasim.methods import Seen, Step
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
-from adasim.recipes import get_recipe
-from adasim.train.checkpoint import CheckpointStore, SaveFailed
-from adasim.train.devices import autocast, deterministic
-from adasim.train.distributed import ALONE, Distributed
+from adasim.ranks.devices import autocast
+from adasim.ranks.processes import ALONE, Distributed
+from adasim.runs.checkpoint import CheckpointStore, SaveFailed
+from adasim.runs.folder import RunFolder
+from adasim.runs.unreadable import UnreadableList
 from adasim.train.optim import clip_per_tensor, set_schedules
-from adasim.train.report import Reporter
-from adasim.train.run import RunFolder, check_same, decisive
-from adasim.train.signals import StopRequests, forgetting_frames, requeue, stopped
+from adasim.train.report import KnnDuringTraining, Reporter
+from adasim.train.signals import StopRequests, requeue, stopped
 from adasim.train.start import disk_needed, follow
-from adasim.train.state import TrainState, build_policy, build_state
-from adasim.train.unreadable import UnreadableList
+from adasim.train.state import TrainState, build_policy
+from adasim.train.timing import Forward, build_timing
 
 
 class NonFiniteLossError(UserError):
     """The loss is NaN or infinite: raised before optimiser, teacher and centre move, and nothing is saved."""
-
-
-@forgetting_frames
-def pretrain(
-    config: Config | str,
-    out: str | Path,
-    *,
-    data: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-) -> Path:
-    """Pretrain an encoder; returns the run folder, which holds `backbone.safetensors` at the end.
-
-    Args:
-        config: a recipe's name or a whole configuration.
-        out: the run folder to make.
-        data: where the images are, if `config` does not say (see `DataConfig.source`).
-        resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
-            with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
-            at step 0.
-        overwrite: if `out` holds a run that no process uses, delete it first.
-
-    Raises:
-        Stopped: Ctrl-C or another signal asked to stop, and everything is saved. It is a SystemExit.
-
-    >>> import adasim
-    >>> run = adasim.pretrain("demo", "runs/demo")         # doctest: +SKIP
-    >>> encoder = adasim.load_backbone(run)                # doctest: +SKIP
-    """
-    config = get_recipe(config) if isinstance(config, str) else config
-    if data is not None:
-        config = replace(config, data=replace(config.data, source=data))  # the caller keeps theirs
-    config.check_values()
-    out = Path(out)
-    if resume and overwrite:
-        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
-    with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
-        resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
-        ranks.require_same(decisive(config.to_dict()))
-        with ranks.together():
-            ranks.check_batch(config.batch_size)
-            images = open_images(config.data.source, size=config.views.size)
-            config.check(len(images), images.labels is not None)
-        if ranks.is_main:
-            say(describe(images))
-        ranks.require_same(
-            {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
-        )
-        with ranks.together():
-            if resume and ranks.is_main:
-                run = stack.enter_context(RunFolder.open(out))
-                check_same(run.description(), {"config": config.to_dict()})
-                say(check_same_data(run.facts, images, config.data.verify))
-        with ranks.together():
-            state = build_state(config, len(images), ranks)
-            loader = PairLoader(
-                images,
-                config.views,
-                batch_size=config.batch_size,
-                seed=config.seed,
-                workers=config.data.workers,
-                device=ranks.device,
-                max_unreadable=config.data.max_unreadable,
-                rank=ranks.rank,
-                world=ranks.world,
-            )
-            stack.callback(loader.close)
-        with ranks.together():
-            if not resume and ranks.is_main:
-                facts = {**record(images, config.data.verify), "device": str(ranks.device)}
-                run = stack.enter_context(RunFolder.create(out, config, facts, overwrite=overwrite))
-        owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
-        with ranks.together():
-            if not ranks.is_main:
-                run = RunFolder.join(out, owner)
-        training = Training(config, run, images, loader, state, ranks)
-        stack.callback(training.list_unreadable)
-        training.run()
-    return out
-
-
-def say(text: str) -> None:
-    """A word before the progress bar is there."""
-    terminal.console().print(text, soft_wrap=True)
-
-
-def restarted() -> bool:
-    """Whether torchrun (`--max-restarts`) or Slurm (a requeue) has started this process again.
-
-    Not every node of torchrun counts every restart.
-    """
-    counts = (os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
-    return any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
 class Training:
@@ -146,6 +53,7 @@ class Training:
         loader: PairLoader,
         state: TrainState,
         ranks: Distributed = ALONE,
+        knn: KnnDuringTraining | None = None,
     ) -> None:
         self.config, self.path, self.images, self.loader, self.state = config, run.path, images, loader, state
         self.run_folder, self.ranks = run, ranks
@@ -153,7 +61,8 @@ class Training:
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = config.epochs * loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
-        self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks)
+        self.timing = build_timing(state.method, loader, self.policy, state.memory)
+        self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks, knn)
         self.unreadable = 0  # images that all ranks know to be so
         self.unreadable_list = UnreadableList(run.path, images)
         self.notes = [*run.notes, *run.version_changes()]
@@ -222,10 +131,7 @@ class Training:
         epoch, method = state.epoch, state.method
         for batch, step, waited in self.steps(epoch):
             loss, changed, save_due = self.agree(step.loss, batch, stop)
-            if state.memory is not None and state.memory.timing == "previous":
-                observe = state.memory.observe_async(
-                    batch.ids, step.feature
-                )  # sets out before the backward pass
+            finish_observing = self.timing.observe(batch.ids, step.feature)
             set_schedules(state.optimizer, self.config, state.step, self.steps_per_epoch)
             state.optimizer.zero_grad(set_to_none=True)
             state.scaler.scale(step.loss).backward()
@@ -236,8 +142,7 @@ class Training:
             state.scaler.step(state.optimizer)
             state.scaler.update()
             method.after_step(state.step, self.total_steps)
-            if state.memory is not None and state.memory.timing == "previous":
-                observe()  # search the cache, then write into it
+            finish_observing()
             state.count(loss, changed)
             self.report.step(epoch, step, loss, waited)
             if state.step_in_epoch < self.steps_per_epoch:
@@ -252,13 +157,10 @@ class Training:
         if save_due or self.stopping or last or (every and state.epoch % every == 0):
             self.save()
 
-    def steps(self, epoch: int) -> Iterator[tuple[Batch, Step, float]]:
+    def steps(self, epoch: int) -> Iterator[Forward]:
         """Forward passes of the epoch's remaining batches, and the seconds each had to wait for its data."""
-        state, memory = self.state, self.state.memory
-        after_the_fact = memory is not None and memory.timing == "current"
-        identity = torch.arange(len(self.images))
-        partners = identity if after_the_fact else self.policy.partners(epoch)
-        batches = self.loader.epoch(epoch, partners, state.step_in_epoch, first_only=after_the_fact)
+        state = self.state
+        batches = self.timing.batches(epoch, state.step_in_epoch)
         while True:
             start = time.perf_counter()
             batch = next(batches, None)
@@ -268,35 +170,8 @@ class Training:
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
             views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
             with autocast(state.precision, batch.ids.device):
-                if after_the_fact:
-                    late = partial(self.late_partners, batch, views, epoch)
-                    batch, step, waited_more = self.run_forward(late)
-                    waited += waited_more
-                else:
-                    step = self.run_forward(partial(state.method, views, epoch))
-            yield batch, step, waited
-
-    def late_partners(self, batch: Batch, views: list[Tensor], epoch: int) -> tuple[Batch, Step, float]:
-        """Algorithm 1 as printed: see view 1, update the memory, draw the partner, only then see view 2.
-
-        The partner's view is made in the background while the student looks at view 1.
-        """
-        method, memory = self.state.method, self.state.memory
-        assert memory is not None
-        first = method.see(views[0])
-        memory.observe(batch.ids, first.feature)
-        partners = self.policy.partners(epoch, batch.ids.cpu())
-        pending = self.loader.fetch(epoch, batch.ids, partners)
-        others = [Seen(view) for view in views[1:]]  # local crops
-        for seen in (first, *others):
-            method.answer(seen)
-        start = time.perf_counter()
-        view = pending.result()
-        late = time.perf_counter() - start
-        second = method.see(view.contiguous(memory_format=torch.channels_last))
-        method.answer(second)
-        step = method.loss([first, second, *others], epoch)
-        return batch._replace(partners=partners.to(batch.ids.device)), step, late
+                found = self.run_forward(partial(self.timing.forward, batch, views, epoch))
+            yield found._replace(waited=waited + found.waited)
 
     def agree(self, loss: Tensor, batch: Batch, stop: StopRequests) -> tuple[float, int, bool]:
         """What the ranks decide together after a forward pass, before anything learns from it.
@@ -337,11 +212,10 @@ class Training:
         self.unreadable = len(self.loader.quarantined)
 
     def list_unreadable(self) -> None:
-        """However the run ends, too many unreadable images included, their list is there."""
+        """Write RUN/unreadable.csv, however the run ends: also when too many images were unreadable."""
         if self.ranks.is_main:
-            with suppress(
-                OSError, UserError
-            ):  # the latter: in a folder that is no longer this run's, it has no place
+            # UserError: the folder is no longer this run's.
+            with suppress(OSError, UserError):
                 self.run_folder.check_ours()
                 self.unreadable_list.update(self.loader.quarantined)
 
@@ -370,7 +244,7 @@ class Training:
                 self.report.sync()
                 if self.ranks.is_main:
                     self.unreadable_list.update(self.loader.quarantined)
-                    encoder, transform = self.state.method.exported, EvalTransform.for_run(self.config)
+                    encoder, transform = self.state.method.eval_encoder, EvalTransform.for_run(self.config)
                     save_backbone(self.path / BACKBONE_FILE, encoder, transform)
             self.state.save(self.store)
             self.saved_step = self.state.step

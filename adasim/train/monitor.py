@@ -32,14 +32,9 @@ def rankme(features: Tensor) -> float:
     return math.exp(float(torch.special.entr(values / total).sum()))
 
 
-def feature_std(features: Tensor) -> float:
-    """Spread of L2-normalised features (B, D) in units of 1/sqrt(D): about 1 on a full sphere, 0 if equal."""
-    return float(feature_spread(features)) * math.sqrt(features.shape[1])
-
-
 @dataclass
 class _Sign:
-    """One way to collapse. It is spoken of after `patience` bad readings in a row, once until it clears.
+    """One way to collapse. It is reported after `patience` bad readings in a row, once until it clears.
 
     A sign that had been good before has *become* bad: fewer readings are needed than at the start of a run,
     which may look like a collapse (an untrained network finds all images alike) and recover.
@@ -51,7 +46,7 @@ class _Sign:
     streak: int = 0
 
     def read(self, bad: bool) -> bool:
-        """True if now is the moment to speak."""
+        """True if it is to be reported now."""
         self.streak = self.streak + 1 if bad else 0
         self.was_good |= not bad
         return self.streak == (self.patience if self.was_good else self.patience_at_start)
@@ -103,8 +98,8 @@ class CollapseWatch:
         return said
 
     def _read_features(self, features: Tensor) -> list[str]:
-        spread, rank = feature_std(features), rankme(features)
-        self.readings |= {"feature_std": spread, "rankme": rank}
+        spread, rank = float(feature_spread(features)), rankme(features)
+        self.readings |= {"feature_spread": spread, "rankme": rank}
         said = []
         if self._alike.read(spread < self.SPREAD):
             said.append(

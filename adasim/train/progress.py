@@ -86,7 +86,7 @@ class Progress:
         waited_s: float,
         bootstrap: float | None = None,
     ) -> None:
-        """Tell of one more step.
+        """Count one more step.
 
         Args:
             step: steps done, this one included.
@@ -108,7 +108,7 @@ class Progress:
             self._print_line()
 
     def say(self, text: str) -> None:
-        """Print a message for good, above the bar; what a name in it holds cannot make it two lines."""
+        """Print a message above the bar, on one line whatever names it holds."""
         self._print(terminal.printable(text), wrap=self._live is not None)
 
     @property

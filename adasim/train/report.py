@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,20 +15,22 @@ from adasim import terminal
 from adasim.config import Config
 from adasim.data import ImageSet
 from adasim.errors import UserError
-from adasim.eval.online import online_knn
 from adasim.methods import Step
-from adasim.models.transforms import EvalTransform
+from adasim.models import Backbone
 from adasim.neighbors import PairPolicy
-from adasim.train.distributed import Distributed
-from adasim.train.metrics import MetricsLog, Pace
+from adasim.ranks.processes import Distributed
+from adasim.runs.metrics import MetricsLog, Pace
+from adasim.runs.unreadable import UNREADABLE_FILE
 from adasim.train.monitor import CollapseWatch
 from adasim.train.progress import Progress
 from adasim.train.state import TrainState
-from adasim.train.unreadable import UNREADABLE_FILE
+
+KnnDuringTraining = Callable[[Backbone, ImageSet, Config], float]
+"""k-NN accuracy in percent of an encoder in training on (some of) its own images; changes nothing."""
 
 
 class Reporter:
-    """Speaks and writes for all ranks on the first of them; on the others it only counts what they hold.
+    """Prints and writes for all ranks on rank 0; on the others it only counts.
 
     Features that are watched for collapse, and the methods' diagnostics, are those of rank 0's part of the batch.
     """
@@ -40,10 +43,12 @@ class Reporter:
         state: TrainState,
         steps_per_epoch: int,
         ranks: Distributed,
+        knn: KnnDuringTraining | None = None,
     ) -> None:
         self.config, self.path, self.images, self.state, self.ranks = config, path, images, state, ranks
         self.steps_per_epoch = steps_per_epoch
-        self.watch = CollapseWatch(config.dino.out_dim if config.method == "dino" else None)
+        self.knn = knn
+        self.watch = CollapseWatch(state.method.output_width)
         self.told_unreadable = 0
         console = terminal.console() if ranks.is_main else terminal.console(quiet=True, force_terminal=False)
         self.bar = Progress(config.epochs * steps_per_epoch, config.epochs, console=console)
@@ -71,7 +76,7 @@ class Reporter:
         self._stack.close()
 
     def say(self, text: str) -> None:
-        """Tell people. Where nobody reads standard output any more, on standard error."""
+        """Print a message; on standard error too where nobody reads standard output any more."""
         self.bar.say(text)
         if terminal.is_unread() and self.ranks.is_main:
             terminal.complain(text)
@@ -85,7 +90,8 @@ class Reporter:
         """The progress bar after every step, a line of metrics after some."""
         state, batch_size = self.state, self.config.batch_size
         seen = state.step_in_epoch * batch_size
-        bootstrap = None if self.config.pairs == "standard" else state.partners_changed / seen
+        standard = self.config.pairs == "standard"
+        bootstrap = None if standard else state.partners_changed / seen
         state.recent.append(step.feature)
         self.pace.count(batch_size, waited)
         self.bar.update(
@@ -98,7 +104,7 @@ class Reporter:
             self.metrics.write(state.step, values)
 
     def epoch(self, epoch: int, step: Step, policy: PairPolicy, unreadable: dict[int, str]) -> None:
-        """The epoch's line of metrics, and a word if the encoder collapses or images cannot be read."""
+        """The epoch's line of metrics, and a sentence if the encoder collapses or images cannot be read."""
         state = self.state
         neighbours = self.neighbour_accuracy(epoch, policy)  # takes all ranks
         if self.metrics is None:
@@ -124,14 +130,8 @@ class Reporter:
         }
         every = self.config.eval.every
         if every and (epoch + 1) % every == 0:
-            values["knn_top1"] = online_knn(
-                state.method.exported,
-                self.images,
-                EvalTransform.for_run(self.config),
-                device=step.feature.device,
-                workers=self.config.data.workers,
-                seed=self.config.seed,
-            )
+            assert self.knn is not None
+            values["knn_top1"] = self.knn(state.method.eval_encoder, self.images, self.config)
         values |= self.pace.epoch()
         self.metrics.write(state.step, values)
 

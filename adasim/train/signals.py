@@ -20,7 +20,7 @@ class StopRequests(Interrupts):
     """While the context is open, the first signal is answered and sets `requested`; a second one leaves at once.
 
     SIGINT, SIGTERM and SIGHUP ask to stop; so does a standard output that nobody reads any more. SIGUSR1 asks for a
-    save, and under Slurm, whose way it is to tell of the end of a job's time, for a stop and a requeue.
+    save; under Slurm, which sends it before a job's time is up, for a stop and a requeue.
 
     Args:
         say: how to answer; None leaves the answer to another process of the run.

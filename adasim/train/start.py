@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from adasim.config import Config
+from adasim.data.sources.handed import AGAIN, was_handed_over
 from adasim.errors import UserError
+from adasim.ranks.processes import Distributed
+from adasim.registry import METHODS, PAIRS
+from adasim.runs.checkpoint import Checkpoint
+from adasim.runs.folder import RunFolder
 from adasim.schedules import learning_rate
-from adasim.train.checkpoint import Checkpoint
-from adasim.train.distributed import Distributed
-from adasim.train.run import RunFolder
 from adasim.train.state import TrainState
 from adasim.units import scaled
 
@@ -35,15 +37,17 @@ def follow(run: RunFolder, config: Config, checkpoint: Checkpoint | None, steps_
     return notes
 
 
+def remedy(run: RunFolder) -> str:
+    """What to do when the images are not those that the run began with."""
+    return AGAIN if was_handed_over(run.config.data.source) else "Restore the data set as it was"
+
+
 def longer(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:
     """What becomes of the schedules when a run is given more epochs in the middle."""
     moved = ["learning rate"]
     if now.optim.weight_decay != now.optim.weight_decay_end:
         moved.append("weight decay")
-    if now.method == "dino":
-        moved.append("teacher's momentum")
-    if now.pairs == "oracle":
-        moved.append("share of oracle pairs")
+    moved += [*METHODS[now.method].follows_total, *PAIRS[now.pairs].follows_total]
     names = " and ".join([", ".join(moved[:-1]), moved[-1]] if moved[1:] else moved)
     rates = [learning_rate(config, step, steps_per_epoch) for config in (now, before)]
     return (

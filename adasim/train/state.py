@@ -21,12 +21,13 @@ from adasim.config import Config
 from adasim.errors import UserError
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
-from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, PairPolicy, ShardedMemory, Standard
-from adasim.train.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
-from adasim.train.devices import build_scaler, working_precision
-from adasim.train.distributed import ALONE, Distributed
+from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
+from adasim.ranks.devices import build_scaler, working_precision
+from adasim.ranks.processes import ALONE, Distributed
+from adasim.registry import PAIRS
+from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
+from adasim.runs.settings import changed_settings, decisive
 from adasim.train.optim import build_optimizer
-from adasim.train.run import changed_settings, decisive
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
 
@@ -125,12 +126,7 @@ class TrainState:
             features.to(device) for _, features in sorted(checkpoint.tensors("recent").items())
         )
         if self.memory is not None:
-            for epoch, parts in self.history.items():
-                for first, name in overlapping(parts, self.memory.rows):
-                    if name not in checkpoint.lost:  # else as if these images had not been visited
-                        self.memory.load_epoch_lists(epoch, checkpoint.history_tensors(name), first)
-            parts = overlapping(info["memory"], self.memory.rows)
-            self.memory.load_parts((first, checkpoint.tensors(group)) for first, group in parts)
+            load_memory(self.memory, checkpoint)
 
     def bytes_on_disk(self, ranks: Distributed, keep: int) -> tuple[int, int]:
         """Of one checkpoint, and of the history files that `keep` of them need: the tensors of all ranks."""
@@ -188,6 +184,16 @@ def overlapping(parts: Sequence[tuple[int, str]], rows: range) -> list[tuple[int
     ]
 
 
+def load_memory(memory: NeighborMemory, checkpoint: Checkpoint) -> None:
+    """Take over a checkpoint's rows of cache and history, as far as `memory` holds them."""
+    for epoch, parts in checkpoint.info["history"]:
+        for first, name in overlapping(parts, memory.rows):
+            if name not in checkpoint.lost:  # else as if these images had not been visited
+                memory.load_epoch_lists(int(epoch), checkpoint.history_tensors(name), first)
+    parts = overlapping(checkpoint.info["memory"], memory.rows)
+    memory.load_parts((first, checkpoint.tensors(group)) for first, group in parts)
+
+
 def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> TrainState:
     """The state before the first step, a pure function of the configuration; of the memory, this rank's share."""
     device = ranks.device
@@ -199,18 +205,8 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
         method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
     method.train()
     memory = None
-    neighbors, draws = config.neighbors, config.pairs in ("nearest", "adasim")
-    if draws or neighbors.watch:
-        memory = ShardedMemory(
-            num_images,
-            method.feature_dim,
-            window=1 if config.pairs == "nearest" else neighbors.window,
-            k=neighbors.k,
-            support=neighbors.support,
-            timing=neighbors.timing if draws else "previous",  # a watched run is seen as it is
-            dtype=None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
-            device=device,
-        )
+    if (options := memory_options(config)) is not None:
+        memory = ShardedMemory(num_images, method.feature_dim, device=device, **options)
     precision = working_precision(config.precision, device)
     scaler = build_scaler(precision, device)
     recent: deque[Tensor] = deque(maxlen=max(1, _WATCHED * ranks.world // config.batch_size))
@@ -218,6 +214,20 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
     return TrainState(
         method, build_optimizer(method, config), scaler, memory, settings, recent, precision=precision
     )
+
+
+def memory_options(config: Config) -> dict[str, Any] | None:
+    """How the run's neighbour memory is made, as keywords; None where the run needs none."""
+    neighbors, policy = config.neighbors, PAIRS[config.pairs]
+    if not (policy.draws_from_memory or neighbors.watch):
+        return None
+    return {
+        "window": policy.window(neighbors),
+        "k": neighbors.k,
+        "support": neighbors.support,
+        "timing": neighbors.timing if policy.draws_from_memory else "previous",  # watching changes nothing
+        "dtype": None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
+    }
 
 
 def compile_encoders(method: Method) -> None:
@@ -234,12 +244,6 @@ def build_policy(
     config: Config, num_images: int, memory: NeighborMemory | None, labels: Tensor | None
 ) -> PairPolicy:
     """The pair policy that `config.pairs` names."""
-    if config.pairs == "oracle":
-        if labels is None:
-            raise UserError("pairs=oracle needs labels.")
-        return Oracle(labels, config.epochs, config.neighbors.oracle_p, config.seed)
-    if config.pairs == "standard" or memory is None:
-        return Standard(num_images)
-    if config.pairs == "nearest":
-        return Nearest(memory)
-    return AdaSim(memory, config.neighbors.tau, config.seed)
+    return PAIRS[config.pairs].build(
+        PairContext(num_images, config.epochs, config.seed, config.neighbors, memory, labels)
+    )

@@ -59,7 +59,7 @@ def test_images_without_labels_and_arrays_are_told_of(tmp_path: Path) -> None:
     assert describe(open_images(str(path))) == (
         f"3 images in 3 classes (0, 1, 2) from {path} (its split x_train; 2 in x_test are not used)."
     )
-    assert "generated" in describe(open_images("embedded:48"))
+    assert "generated" in describe(open_images("synthetic:48"))
 
 
 def test_a_folder_with_nothing_but_other_files_says_what_they_are(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from adasim import seeding
 from adasim.config import ViewsConfig
-from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, Views, embedded
-from adasim.data.params import UNIFORMS
-from adasim.data.reading import read
+from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, Views, synthetic
+from adasim.data.loading.reading import read
+from adasim.data.views.parameters import UNIFORMS
 from adasim.errors import UserError
 
 from .pictures import save_image, smooth
@@ -117,7 +117,7 @@ def test_fetching_in_several_threads_gives_the_same_pixels(folder: Folder) -> No
 
 
 def test_two_ranks_share_the_batches_of_one() -> None:
-    images = embedded(20)
+    images = synthetic(20)
     views = ViewsConfig(size=16)
     whole = list(open_loader(images, views).epoch(0, shifted(20)))
     parts = [list(open_loader(images, views, rank=r, world=2).epoch(0, shifted(20))) for r in (0, 1)]
@@ -198,8 +198,8 @@ def test_a_signal_to_the_whole_group_does_not_take_the_workers_away(folder: Fold
 
 def test_auto_takes_small_images_of_one_size_into_memory(tmp_path: Path, folder: Folder) -> None:
     auto = ViewsConfig(size=16)
-    assert open_loader(embedded(20), auto).engine == "batch"
-    assert open_loader(embedded(20, size=65), auto).engine == "image"
+    assert open_loader(synthetic(20), auto).engine == "batch"
+    assert open_loader(synthetic(20, size=65), auto).engine == "image"
     assert open_loader(FolderImages(folder(6)), auto).engine == "image"
     mixed = tmp_path / "mixed"
     mixed.mkdir()
@@ -214,4 +214,4 @@ def test_auto_takes_small_images_of_one_size_into_memory(tmp_path: Path, folder:
 
 def test_a_batch_larger_than_the_data_set_is_refused() -> None:
     with pytest.raises(UserError, match="batch_size=30 is more than the 20 images"):
-        open_loader(embedded(20), batch_size=30)
+        open_loader(synthetic(20), batch_size=30)

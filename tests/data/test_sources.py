@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from adasim.data import check_same_data, describe, open_images, record
+from adasim.data import as_images, check_same_data, describe, open_images, record
 from adasim.errors import UserError
+from adasim.registry import SOURCES
 
 from .pictures import save_image, smooth
 
@@ -135,11 +136,49 @@ def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path)
         check_same_data(saved, open_images(f"hf:{tmp_path / 'hf'}"))
 
 
-def test_embedded_takes_a_count_and_a_size() -> None:
-    assert len(open_images("embedded:48")) == 48
-    array = open_images("embedded:48", size=40, split="test").as_array()
+def test_synthetic_takes_a_count_and_a_size() -> None:
+    assert len(open_images("synthetic:48")) == 48
+    array = open_images("synthetic:48", size=40, split="test").as_array()
     assert array is not None
     assert array.shape == (256, 1, 40, 40)
+
+
+def test_the_former_name_still_opens_the_images_and_a_run_begun_with_it_knows_them_again() -> None:
+    former, now = open_images("embedded:48"), open_images("synthetic:48")
+    assert torch.equal(former.load(7), now.load(7))
+    assert former.listing() == [
+        "embedded-train[0:48] (1, 32, 32) b43b586499d36e32983a9aecf1dc8b182d2910e5542d53cf5c1e0d2d79fe4da5"
+    ]  # what data.json of such a run holds
+
+
+def test_a_kind_of_data_of_ones_own_is_opened_by_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(SOURCES, "_things", {name: SOURCES[name] for name in SOURCES.names()})
+
+    @SOURCES.register("lmdb")
+    def open_lmdb(rest: str, *, size: int, split: str, seed: int) -> Any:
+        asked.append((rest, size, split, seed))
+        return as_images(smooth(5, 8, 8)) if rest else None
+
+    data = open_images("lmdb:/some/where:else", size=48, split="test", seed=3)
+    assert asked == [("/some/where:else", 48, "test", 3)]
+    assert len(data) == 5
+    with pytest.raises(UserError, match=r"\(generated images\), lmdb:\.\.\."):
+        open_images("")
+    with pytest.raises(UserError, match="lmdb: gave no ImageSet but NoneType"):
+        open_images("lmdb:")
+
+
+def test_an_unknown_prefix_gets_a_sentence_with_the_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        UserError, match=r"'lmbd' are not known\. Known are a folder .* hf:NAME .* --plugin FILE"
+    ):
+        open_images("lmbd:/some/where")
+    save_image(smooth(1, 8, 8)[0], tmp_path / "odd:name" / "a.png")
+    monkeypatch.chdir(tmp_path)
+    assert len(open_images("odd:name")) == 1
 
 
 def test_what_cannot_be_opened_is_refused_in_a_sentence(
@@ -169,8 +208,9 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence(
         str(tmp_path / "float.npz"): "uint8",
         str(tmp_path / "few.npz"): "3 images but 2 labels",
         "hf:anything": "pip install",
-        "embedded:many": "whole number",
-        "embedded:0": "whole number",
+        "python:Tensor": "handed over in Python",
+        "synthetic:many": "whole number",
+        "synthetic:0": "whole number",
     }.items():
         with pytest.raises(UserError, match=says):
             open_images(source)

@@ -9,8 +9,10 @@ from torchvision.transforms.v2 import functional as TF
 
 from adasim import seeding
 from adasim.config import ViewsConfig
-from adasim.data import BatchedViews, Views, batched, pixels
-from adasim.data.params import RATIO, UNIFORMS, Params, ViewSettings, draw
+from adasim.data import BatchedViews, Views
+from adasim.data.views import batched, pixels
+from adasim.data.views.parameters import RATIO, UNIFORMS, Params, ViewSettings, draw
+from adasim.registry import METHODS
 
 from .pictures import smooth
 
@@ -30,7 +32,7 @@ def images() -> Tensor:
 @pytest.mark.parametrize("size", [32, 24, 96])
 @pytest.mark.parametrize("recipe", ["dino", "simsiam"])
 def test_batched_crops_and_flips_are_torchvisions(images: Tensor, recipe: str, size: int) -> None:
-    settings = ViewSettings.of(ViewsConfig(recipe=recipe, size=size, scale=(0.1, 1.0)), 1)  # type: ignore[arg-type]
+    settings = ViewSettings.of(ViewsConfig(**METHODS[recipe].VIEWS, size=size, scale=(0.1, 1.0)), 1)
     params = params_for(settings, len(images), 40, 36)
     ours = batched._crop(images, settings, params)
     assert params.flip.any()
@@ -52,7 +54,7 @@ def test_batched_crops_and_flips_are_torchvisions(images: Tensor, recipe: str, s
         (pixels.shift_hue, TF.adjust_hue, [-0.1, 0.0, 0.03, 0.5]),
     ],
 )
-def test_batched_colour_changes_are_torchvisions(images: Tensor, ours, theirs, factors) -> None:  # type: ignore[no-untyped-def]
+def test_batched_colour_changes_are_torchvisions(images: Tensor, ours, theirs, factors) -> None:
     images[0] = images[0, :1]  # one without colour: its hue is undefined
     for factor in factors:
         expected = torch.stack([theirs(image, factor) for image in images])
@@ -97,7 +99,7 @@ def test_the_two_engines_make_the_same_views(recipe: str, view: int, channels: i
 
     Solarising turns a difference around level 128 upside down, so those few pixels are left out.
     """
-    config = ViewsConfig(recipe=recipe, size=32, local_crops=1, local_size=16, **IDENTITY)  # type: ignore[arg-type]
+    config = ViewsConfig(**METHODS[recipe].VIEWS, size=32, local_crops=1, local_size=16, **IDENTITY)  # type: ignore[arg-type]
     images, ids = smooth(64, 40, 32, channels=channels), torch.arange(100, 164)
     one = Views(config).batch(list(images), view, seeding.uniform(5, f"view{view}", 2, ids, UNIFORMS))
     many = BatchedViews(config)(images, view, 5, 2, ids)
@@ -156,7 +158,7 @@ def test_probabilities_and_ranges_are_the_published_ones(
     recipe: str, view: int, blur: float, solarize: float, jitter: tuple[float, ...]
 ) -> None:
     n = 40_000  # five standard errors of a share are then at most 0.0125
-    settings = ViewSettings.of(ViewsConfig(recipe=recipe), view)  # type: ignore[arg-type]
+    settings = ViewSettings.of(ViewsConfig(**METHODS[recipe].VIEWS), view)
     params = params_for(settings, n, 100, 100)
     shares = {"flip": 0.5, "jitter": 0.8, "grey": 0.2, "blur": blur, "solarize": solarize}
     for name, share in shares.items():

@@ -10,19 +10,19 @@ import pytest
 from adasim import seeding
 from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
 from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
-from adasim.train.run import RunFolder
+from adasim.runs.folder import RunFolder
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """`make_run("name", model="vit_mini", size=16, source="embedded:320", method="dino")`: a run folder."""
+    """`make_run("name", model="vit_mini", size=16, source="synthetic:320", method="dino")`: a run folder."""
 
     def make(
         name: str = "run",
         *,
         model: str = "resnet_tiny",
         size: int = 16,
-        source: str = "embedded:320",
+        source: str = "synthetic:320",
         method: str = "simsiam",
         seed: int = 0,
     ) -> Path:

@@ -11,12 +11,14 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from adasim.config import ModelConfig
-from adasim.data import embedded
+from adasim.data import synthetic
 from adasim.eval import linear_probe
 from adasim.eval.features import extract
-from adasim.eval.linear import SWEEP
+from adasim.eval.protocols.linear import SWEEP
 from adasim.models import build_backbone
 from adasim.models.transforms import EvalTransform
+
+pytestmark = pytest.mark.slow
 
 Features = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -42,11 +44,11 @@ def test_the_linear_probe_agrees_with_logistic_regression_within_one_point(
 
 @pytest.fixture(scope="module")
 def features() -> Features:
-    """Of the embedded images, by an untrained encoder: training features and labels, then test."""
+    """Of the synthetic images, by an untrained encoder: training features and labels, then test."""
     torch.manual_seed(0)
     backbone = build_backbone(ModelConfig(name="resnet_tiny"), 32, student=False)
     transform = EvalTransform.of_size(32, (0.5,), (0.25,))
-    sets = embedded(4000, 32), embedded(2000, 32, split="test")
+    sets = synthetic(4000, 32), synthetic(2000, 32, split="test")
     train, test = (extract(backbone, images, transform) for images in sets)
     mean, std = train.mean(0), train.std(0)  # so that every solver ends soon
     return (train - mean) / std, sets[0].labels, (test - mean) / std, sets[1].labels

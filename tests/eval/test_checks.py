@@ -1,9 +1,11 @@
+from functools import partial
+
 import pytest
 import torch
 
 from adasim.errors import UserError
 from adasim.eval import fewshot_accuracy, knn_accuracy, linear_probe
-from adasim.eval.checks import check_features, check_masks, check_split
+from adasim.eval.protocols.checks import check_features, check_masks, check_split
 
 TRAIN, TEST = torch.randn(8, 3), torch.randn(4, 3)
 TRAIN_LABELS, TEST_LABELS = torch.arange(8) % 4, torch.arange(4)
@@ -41,7 +43,8 @@ BAD_SPLITS = [
 @pytest.mark.parametrize(("change", "sentence"), BAD_SPLITS)
 def test_bad_splits_are_refused_by_every_evaluation_in_the_same_words(change, sentence):
     split = {"train": TRAIN, "train_labels": TRAIN_LABELS, "test": TEST, "test_labels": TEST_LABELS} | change
-    for evaluate in (check_split, lambda *a: knn_accuracy(*a, k=1), lambda *a: linear_probe(*a, epochs=1)):
+    knn, linear = partial(knn_accuracy, k=1), partial(linear_probe, epochs=1)
+    for evaluate in (check_split, knn, linear):
         with pytest.raises(UserError, match=sentence):
             evaluate(*split.values())
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import helpers
 import numpy as np
 import pytest
 import safetensors
@@ -17,15 +18,17 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from adasim.cli import main
-from adasim.data import FolderImages, embedded, open_images
+from adasim.cli.main import main
+from adasim.data import FolderImages, open_images, synthetic
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.dense import PatchFeatures, warp
+from adasim.eval.encoders import open_encoder
 from adasim.eval.features import extract
-from adasim.eval.sets import hold_out, open_split
-from adasim.eval.subjects import open_subject
+from adasim.eval.splits import hold_out, open_split
 from adasim.models import load_backbone, save_backbone
 from adasim.models.transforms import EvalTransform
+
+pytestmark = pytest.mark.slow
 
 MakeRun = Callable[..., Path]
 TRANSFORM = EvalTransform.of_size(16, (0.5,) * 3, (0.25,) * 3)
@@ -37,13 +40,7 @@ def results(run: Path) -> list[dict[str, Any]]:
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What `adasim eval ARGUMENTS` says on standard error, having exited with code 2."""
-    with pytest.raises(SystemExit) as stop:
-        main(["eval", *arguments])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    assert error.count("\n") == 1, error
-    return error
+    return helpers.refusal(["eval", *arguments], capsys)
 
 
 def folders(root: Path, counts: dict[str, int], size: int = 16, seed: int = 0) -> Path:
@@ -65,7 +62,7 @@ def test_knn_appends_what_the_function_gives_on_the_runs_own_data(
 ) -> None:
     run = make_run()
     main(["eval", "knn", str(run)])
-    train, test = (open_images("embedded:320", size=16, split=split) for split in ("train", "test"))
+    train, test = (open_images("synthetic:320", size=16, split=split) for split in ("train", "test"))
     backbone = load_backbone(run)
     features = [extract(backbone, images, TRANSFORM) for images in (train, test)]
     wanted = knn_accuracy(features[0], train.labels, features[1], test.labels, k=(10, 20, 100, 200))
@@ -93,7 +90,7 @@ def test_linear_takes_the_protocol_of_the_run_and_reports_best_and_last(
 
 
 def test_linear_can_train_on_augmented_images(make_run: MakeRun) -> None:
-    run = make_run(source="embedded:64")
+    run = make_run(source="synthetic:64")
     main(["eval", "linear", str(run), "--augmented", "--epochs", "2", "--batch-size", "32", "--rates", "1"])
     [line] = results(run)
     assert line["setting"] == "simsiam, augmented"
@@ -140,9 +137,9 @@ def test_fewshot_pools_the_splits_and_prints_the_average_over_data_sets(
     data = tmp_path / "photos"
     folders(data / "train", dict.fromkeys("abcde", 14))
     folders(data / "test", dict.fromkeys("abcde", 6), seed=1)
-    main(["eval", "fewshot", str(run), "--data", "embedded:320", str(data), "--episodes", "50"])
+    main(["eval", "fewshot", str(run), "--data", "synthetic:320", str(data), "--episodes", "50"])
     first, second = results(run)
-    assert (first["data"]["name"], second["data"]["name"]) == ("embedded:320", "photos")
+    assert (first["data"]["name"], second["data"]["name"]) == ("synthetic:320", "photos")
     assert second["data"]["images"] == 100  # twenty a class, as five shots and fifteen queries need
     images = [open_images(str(data), split=split) for split in ("train", "test")]
     features = torch.cat([extract(load_backbone(run), part, TRANSFORM) for part in images])
@@ -158,8 +155,8 @@ def test_fewshot_pools_the_splits_and_prints_the_average_over_data_sets(
 
 
 @pytest.mark.parametrize(("model", "method"), [("resnet_tiny", "simsiam"), ("vit_mini", "dino")])
-def test_segmentation_reads_the_embedded_masks(make_run: MakeRun, model: str, method: str) -> None:
-    run = make_run(model=model, method=method, source="embedded:64")
+def test_segmentation_reads_the_synthetic_masks(make_run: MakeRun, model: str, method: str) -> None:
+    run = make_run(model=model, method=method, source="synthetic:64")
     main(["eval", "segmentation", str(run), "--epochs", "2"])
     [line] = results(run)
     assert len(line["metrics"]["iou_best"]) == 17  # ground and sixteen families
@@ -262,7 +259,7 @@ def test_segmentation_reads_an_npz_and_holds_a_fifth_out(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()
-    images = embedded(50, 16)
+    images = synthetic(50, 16)
     np.savez(tmp_path / "pebbles.npz", images=images.images.numpy(), masks=images.masks.numpy())
     main(["eval", "segmentation", str(run), "--data", str(tmp_path / "pebbles.npz"), "--epochs", "1"])
     [line] = results(run)
@@ -274,7 +271,7 @@ def test_a_random_encoder_is_measured_when_asked_for_and_said_to_be_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    options = ["--random-weights", "--size", "16", "--data", "embedded:64", "--k", "5"]
+    options = ["--random-weights", "--size", "16", "--data", "synthetic:64", "--k", "5"]
     main(["eval", "knn", "resnet_tiny", *options, "--results", str(tmp_path / "random.jsonl")])
     main(["eval", "table", str(tmp_path / "random.jsonl")])
     shown = capsys.readouterr().out
@@ -285,9 +282,9 @@ def test_a_random_encoder_is_measured_when_asked_for_and_said_to_be_one(
 
 def test_a_backbone_file_in_a_run_is_measured_as_the_run(make_run: MakeRun) -> None:
     run = make_run()
-    subject = open_subject(str(run / "backbone.safetensors"))
-    assert subject.run == run
-    assert subject.transform == TRANSFORM
+    encoder = open_encoder(str(run / "backbone.safetensors"))
+    assert encoder.run == run
+    assert encoder.transform == TRANSFORM
 
 
 def test_a_copy_of_the_file_gives_the_figures_of_its_run(make_run: MakeRun, tmp_path: Path) -> None:
@@ -309,8 +306,8 @@ def test_a_copy_of_the_file_gives_the_figures_of_its_run(make_run: MakeRun, tmp_
     of_copy = [json.loads(line) for line in (tmp_path / "copy.jsonl").read_text().splitlines()]
     assert [line["metrics"] for line in of_copy] == [line["metrics"] for line in results(run)]
     assert (
-        open_subject(str(copy)).transform
-        == open_subject(str(run)).transform
+        open_encoder(str(copy)).transform
+        == open_encoder(str(run)).transform
         == EvalTransform.of_size(24, (0.5,) * 3, (0.25,) * 3)
     )
 
@@ -329,10 +326,10 @@ def test_an_earlier_file_takes_its_runs_normalisation_and_without_the_run_says_w
 ) -> None:
     run = make_run()
     without_transform(run / "backbone.safetensors")
-    assert open_subject(str(run)).transform == EvalTransform.of_size(16, (0.5,), (0.25,))
+    assert open_encoder(str(run)).transform == EvalTransform.of_size(16, (0.5,), (0.25,))
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes((run / "backbone.safetensors").read_bytes())
-    main(["eval", "knn", str(copy), "--data", "embedded:64", "--no-cache"])
+    main(["eval", "knn", str(copy), "--data", "synthetic:64", "--no-cache"])
     assert "encoder.transform is ImageNet's" in capsys.readouterr().out
 
 
@@ -408,7 +405,7 @@ def test_a_warp_moves_image_and_mask_alike_and_ignores_what_comes_from_outside()
 
 
 def test_held_patch_features_are_those_of_the_images_in_order(make_run: MakeRun) -> None:
-    images = embedded(10, 16)
+    images = synthetic(10, 16)
     backbone = load_backbone(make_run(model="vit_mini", method="dino"))
     patches = PatchFeatures(backbone, images, torch.arange(10), TRANSFORM, size=32, n_blocks=2, batch_size=4)
     fresh = list(patches.in_order())
@@ -444,7 +441,7 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
     Image.fromarray(np.zeros((20, 24, 3), np.uint8)).save(tmp_path / "colour" / "masks" / "0.png")
     masked(tmp_path / "lonely", 6)
     (tmp_path / "lonely" / "masks" / "4.png").unlink()
-    images = embedded(20, 16)
+    images = synthetic(20, 16)
     np.savez(tmp_path / "maskless.npz", images=images.images.numpy())
     np.savez(tmp_path / "shifted.npz", images=images.images.numpy(), masks=images.masks.numpy()[:, :8])
     (tmp_path / "empty").mkdir()
@@ -471,8 +468,8 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
         ("segmentation {}/run --data {}/known --ignore 0 3", "is ignored (255, 0, 3): nothing to learn"),
         ("segmentation {}/run --data {}/shifted.npz", "is 8 x 16 and its image 16 x 16"),
         ("segmentation {}/run --data {}/train", "needs the folders images and masks"),
-        ("knn resnet_tinny --data embedded:64", "resnet_tinny is no run folder and no file"),
-        ("knn resnet_tiny --data embedded:64", "no trained weights called resnet_tiny"),
+        ("knn resnet_tinny --data synthetic:64", "resnet_tinny is no run folder and no file"),
+        ("knn resnet_tiny --data synthetic:64", "no trained weights called resnet_tiny"),
         ("knn {}/empty", "is not the folder of a run"),
         ("knn {}/nowhere/run", "No backbone at"),
         ("knn {}/run --data {}/nowhere", "No such folder"),
@@ -512,7 +509,7 @@ def test_weights_that_cannot_be_fetched_are_said_so_at_once(
     monkeypatch.setattr(socket, "create_connection", no_network)
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    error = refusal(["knn", "tf_efficientnet_b8.ra_in1k", "--data", "embedded:64"], capsys)
+    error = refusal(["knn", "tf_efficientnet_b8.ra_in1k", "--data", "synthetic:64"], capsys)
     assert "cannot be fetched" in error
     assert "--random-weights" in error
 

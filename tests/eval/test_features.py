@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 from adasim.config import ModelConfig
-from adasim.data import ArrayImages, FolderImages, embedded
+from adasim.data import ArrayImages, FolderImages, synthetic
 from adasim.errors import UserError
-from adasim.eval.features import FeatureCache, default_folder, describe, extract
+from adasim.eval.features import FeatureCache, default_folder, encode, extract
 from adasim.eval.online import online_knn
 from adasim.models import Backbone, build_backbone
 from adasim.models.transforms import EvalTransform
@@ -146,7 +147,7 @@ def test_greyscale_becomes_three_equal_channels() -> None:
 
 
 def test_a_timm_model_is_shown_what_its_own_configuration_asks_for() -> None:
-    net = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    net: Any = timm.create_model("vit_tiny_patch16_224", num_classes=0)
     transform = EvalTransform.for_timm(net)
     assert (transform.size, transform.resize, transform.interpolation) == (224, int(224 / 0.9), "bicubic")
     assert transform.mean == tuple(net.pretrained_cfg["mean"])
@@ -168,6 +169,7 @@ print(len(extract(backbone, images, EvalTransform.of_size(16), batch_size=40, wo
 """
 
 
+@pytest.mark.slow
 def test_a_low_limit_of_open_files_is_enough_for_workers(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FEW_DESCRIPTORS, str(folder)], capture_output=True, text=True, timeout=120
@@ -176,7 +178,7 @@ def test_a_low_limit_of_open_files_is_enough_for_workers(folder: Path) -> None:
 
 
 def test_features_in_memory_are_those_of_each_image_alone(resnet: Backbone) -> None:
-    images = embedded(70, 16)
+    images = synthetic(70, 16)
     features = extract(resnet, images, SMALL, batch_size=32)
     resnet.eval()
     with torch.no_grad():
@@ -198,18 +200,18 @@ def test_features_of_files_are_those_of_each_image_alone(
 
 def test_modes_and_statistics_are_left_as_they_were_and_no_number_is_drawn(resnet: Backbone) -> None:
     resnet.train()
-    resnet.net.layer1.eval()  # a mixture, as fine-tuning makes it
+    resnet.net.get_submodule("layer1").eval()  # a mixture, as fine-tuning makes it
     modes = [module.training for module in resnet.modules()]
     before = {name: tensor.clone() for name, tensor in resnet.state_dict().items()}
     generator = torch.get_rng_state()
-    online_knn(resnet, embedded(64, 16), SMALL)
+    online_knn(resnet, synthetic(64, 16), SMALL)
     assert [module.training for module in resnet.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in resnet.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_features_may_be_learned_from(resnet: Backbone) -> None:
-    features = extract(resnet, embedded(8, 16), SMALL)
+    features = extract(resnet, synthetic(8, 16), SMALL)
     layer = nn.Linear(features.shape[1], 2)
     layer(features).sum().backward()
     assert layer.weight.grad is not None
@@ -219,31 +221,32 @@ def test_dino_s_linear_input_is_the_cls_of_the_last_four_blocks_each_normed() ->
     torch.manual_seed(0)
     backbone = build_backbone(ModelConfig(name="vit_mini", patch_size=4), 16, student=False).eval()
     outputs: list[Tensor] = []
-    for block in backbone.net.blocks:
+    net: Any = backbone.net
+    for block in net.blocks:
         block.register_forward_hook(lambda module, args, output: outputs.append(output))
     views = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
-        found = describe(backbone, views, "linear-dino")
-        wanted = torch.cat([backbone.net.norm(output)[:, 0] for output in outputs[-4:]], dim=1)
+        found = encode(backbone, views, "linear-dino")
+        wanted = torch.cat([net.norm(output)[:, 0] for output in outputs[-4:]], dim=1)
         assert torch.allclose(found[:, -96:], backbone(views), atol=1e-5)
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
 def test_dino_s_linear_input_of_vit_b_is_cls_and_mean_patch() -> None:
     torch.manual_seed(0)
-    net = timm.create_model("vit_base_patch16_224", depth=1, img_size=32, num_classes=0).eval()
+    net: Any = timm.create_model("vit_base_patch16_224", depth=1, img_size=32, num_classes=0).eval()
     backbone = Backbone(net, {"name": "vit_base", "dim": 768})
     views = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         tokens = net.forward_features(views)  # (B, 1 + 4, 768)
         wanted = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
-        assert torch.allclose(describe(backbone, views, "linear-dino"), wanted, atol=1e-5)
+        assert torch.allclose(encode(backbone, views, "linear-dino"), wanted, atol=1e-5)
 
 
 def test_dino_s_linear_input_of_a_resnet_is_its_pooled_feature(resnet: Backbone) -> None:
     resnet.eval()
     views = torch.randn(2, 3, 16, 16)
-    assert torch.equal(describe(resnet, views, "linear-dino"), describe(resnet, views, "pooled"))
+    assert torch.equal(encode(resnet, views, "linear-dino"), encode(resnet, views, "pooled"))
 
 
 def test_an_unreadable_image_stops_plain_extraction_by_name(resnet: Backbone, folder: Path) -> None:
@@ -322,7 +325,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_three_evaluations_cost_one_pass(resnet: Backbone, tmp_path: Path, passes: list[str]) -> None:
-    images = embedded(40, 16)
+    images = synthetic(40, 16)
     for transform in (SMALL, SMALL.for_fewshot(), SMALL.bilinear()):  # equal for images of this very size
         values = FeatureCache(tmp_path).features(resnet, images, transform).values
         assert torch.equal(values, FeatureCache(tmp_path).features(resnet, images, SMALL).values)
@@ -332,15 +335,15 @@ def test_three_evaluations_cost_one_pass(resnet: Backbone, tmp_path: Path, passe
 def test_other_weights_data_transform_or_kind_cost_another_pass(tmp_path: Path, passes: list[str]) -> None:
     torch.manual_seed(0)
     backbone = build_backbone(ModelConfig(name="vit_mini", patch_size=4), 16, student=False)
-    images = embedded(40, 16)
-    other = ArrayImages("embedded-train", images.images.clone(), images.labels)
+    images = synthetic(40, 16)
+    other = ArrayImages("synthetic-train", images.images.clone(), images.labels)
     other.images[7, 0, 3, 3] ^= 1
     FeatureCache(tmp_path).features(backbone, images, SMALL)
     FeatureCache(tmp_path).features(backbone, other, SMALL)
     FeatureCache(tmp_path).features(backbone, images, replace(SMALL, mean=(0.4,)))
-    FeatureCache(tmp_path).features(backbone, images, SMALL, what="linear-dino")
+    FeatureCache(tmp_path).features(backbone, images, SMALL, kind="linear-dino")
     with torch.no_grad():
-        backbone.net.norm.bias[0] += 1e-3
+        backbone.net.get_parameter("norm.bias")[0] += 1e-3
     FeatureCache(tmp_path).features(backbone, images, SMALL)
     assert len(passes) == 5
 
@@ -367,7 +370,7 @@ def hostile(path: Path) -> None:
 def test_a_damaged_file_is_made_anew(
     resnet: Backbone, tmp_path: Path, passes: list[str], damage: Callable[[Path], None]
 ) -> None:
-    images = embedded(40, 16)
+    images = synthetic(40, 16)
     first = FeatureCache(tmp_path).features(resnet, images, SMALL).values
     [file] = tmp_path.iterdir()
     damage(file)
@@ -381,7 +384,7 @@ def test_a_place_that_cannot_be_written_costs_a_pass_and_nothing_else(
 ) -> None:
     (tmp_path / "taken").write_text("a file")
     for _ in range(2):
-        FeatureCache(tmp_path / "taken").features(resnet, embedded(8, 16), SMALL)
+        FeatureCache(tmp_path / "taken").features(resnet, synthetic(8, 16), SMALL)
     assert len(passes) == 2
 
 
@@ -413,7 +416,7 @@ def test_online_accuracy_is_100_for_features_that_tell_the_class_and_chance_for_
 
 
 def test_online_accuracy_looks_at_no_more_images_than_it_may(resnet: Backbone) -> None:
-    images = embedded(300, 16)
+    images = synthetic(300, 16)
     seen = []
     resnet.register_forward_hook(lambda module, args, output: seen.append(len(output)))
     online_knn(resnet, images, SMALL, max_images=100)
@@ -421,11 +424,11 @@ def test_online_accuracy_looks_at_no_more_images_than_it_may(resnet: Backbone) -
 
 
 def test_online_accuracy_is_not_a_number_where_no_class_repeats(resnet: Backbone) -> None:
-    images = embedded(8, 16)
+    images = synthetic(8, 16)
     images.labels = torch.arange(8)
     assert math.isnan(online_knn(resnet, images, SMALL))
 
 
 def test_online_accuracy_without_labels_is_refused(resnet: Backbone) -> None:
     with pytest.raises(UserError, match="has no labels"):
-        online_knn(resnet, ArrayImages("plain", embedded(20, 16).images), SMALL)
+        online_knn(resnet, ArrayImages("plain", synthetic(20, 16).images), SMALL)

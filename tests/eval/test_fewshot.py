@@ -1,10 +1,12 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from adasim.errors import UserError
-from adasim.eval import fewshot, fewshot_accuracy
+from adasim.eval import fewshot_accuracy
+from adasim.eval.protocols import fewshot
 
 
 def clusters(sizes, dim=6, seed=0, spread=1.0):
@@ -160,5 +162,6 @@ def test_fewer_classes_than_ways_and_empty_episodes_are_refused():
     with pytest.raises(UserError, match="ways=5 needs as many classes and the data has 4"):
         fewshot_accuracy(features, labels)
     for name in ("ways", "shots", "queries", "episodes"):
+        empty: dict[str, Any] = {name: 0}
         with pytest.raises(UserError, match=f"{name}=0 must be above 0"):
-            fewshot_accuracy(features, labels, **{name: 0})
+            fewshot_accuracy(features, labels, **empty)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from adasim.errors import UserError
-from adasim.eval import knn, knn_accuracy
+from adasim.eval import knn_accuracy
+from adasim.eval.protocols import knn
 
 
 def dino_vote(train, train_labels, test, test_labels, k, temperature=0.07):

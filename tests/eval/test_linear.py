@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 
 from adasim.errors import UserError
 from adasim.eval import LinearResult, linear_probe, linear_probe_stream
-from adasim.eval.linear import StackedHeads, larc_scale
+from adasim.eval.protocols.linear import StackedHeads, larc_scale
 
 CPU = torch.device("cpu")
 
@@ -31,7 +32,7 @@ def one_head(start, batches, epochs, lr, larc):
             sgd.zero_grad()
             torch.nn.functional.cross_entropy(head(features), labels).backward()
             for p in head.parameters() if larc else ():
-                if p.norm() != 0 and p.grad.norm() != 0:
+                if p.grad is not None and p.norm() != 0 and p.grad.norm() != 0:
                     p.grad *= 0.001 * p.norm() / (p.grad.norm() + 1e-8)
             sgd.step()
     return head
@@ -148,7 +149,8 @@ def test_labels_may_be_any_whole_numbers():
 
 def test_an_omitted_setting_is_the_published_one():
     data = (*clusters(40, 2, 3, seed=0), *clusters(20, 2, 3, seed=1))
-    for protocol, rate, epochs, batch_size in [("dino", 0.001, 100, 1024), ("simsiam", 0.1, 90, 4096)]:
+    published: list[tuple[Any, float, int, int]] = [("dino", 0.001, 100, 1024), ("simsiam", 0.1, 90, 4096)]
+    for protocol, rate, epochs, batch_size in published:
         result = linear_probe(*data, protocol=protocol)
         assert result == linear_probe(
             *data, rates=[rate], epochs=epochs, batch_size=batch_size, protocol=protocol

@@ -12,7 +12,7 @@ import pytest
 
 from adasim.errors import UserError
 from adasim.eval.results import Result, append_result, compare, read_results
-from adasim.eval.sets import data_name
+from adasim.eval.splits import data_name
 from adasim.eval.tables import to_latex, to_markdown
 
 
@@ -80,7 +80,7 @@ def test_a_table_shows_the_newest_values_and_their_difference_to_the_first_run(t
     (name, first), (other, second) = table.rows
     assert (name, other) == ("dino", "adasim")
     assert first == [(68.4, None), (71.9, None)]
-    assert [(v, round(d, 6)) for v, d in second] == [(70.1, 1.7), (73.3, 1.4)]  # type: ignore[misc]
+    assert second == [(70.1, pytest.approx(1.7)), (73.3, pytest.approx(1.4))]
 
 
 def test_runs_of_a_sweep_keep_their_whole_names(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_runs_of_a_sweep_keep_their_whole_names(tmp_path: Path) -> None:
         ("/data/photos-0.2", "photos-0.2"),
         ("photos.v1.npz", "photos.v1"),
         ("hf:user/cifar10", "cifar10"),
-        ("embedded:320", "embedded:320"),
+        ("synthetic:320", "synthetic:320"),
         ("/", "/"),
     ],
 )

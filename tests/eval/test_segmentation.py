@@ -1,9 +1,13 @@
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from adasim.errors import UserError
-from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou, segmentation
+from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
+from adasim.eval.protocols import segmentation
 
 
 def count_by_class(predictions, targets, num_classes, ignore):
@@ -80,6 +84,7 @@ def test_the_gradient_is_that_of_the_mean_cross_entropy_over_labelled_pixels(mon
     masks[0] = 255
     masks[1, :3] = 255
     assert model.backward(features, masks)
+    assert model.head.bias is not None
     weight, bias = model.head.weight.detach().clone(), model.head.bias.detach().clone()
     weight.requires_grad_(), bias.requires_grad_()
     small = torch.einsum("bdhw,cd->bchw", features, weight[:, :, 0, 0]) + bias[:, None, None]
@@ -134,9 +139,13 @@ def test_a_batch_of_ignored_pixels_alone_makes_no_step():
     blank = (features, torch.full_like(masks, 255))
     test = [(features, masks)]
     for epochs in (1, 2):
-        options = {"dim": 8, "num_classes": 3, "epochs": epochs}
+        options: dict[str, Any] = {"dim": 8, "num_classes": 3, "epochs": epochs}
         with_blank = linear_segmentation(lambda _: [blank, (features, masks), blank], lambda: test, **options)
         assert with_blank == linear_segmentation(lambda _: test, lambda: test, **options)
+
+
+def given(batches, *_):
+    return batches
 
 
 @pytest.mark.parametrize(
@@ -175,8 +184,8 @@ def test_bad_segmentation_batches_are_refused(features, masks, sentence):
     for train, test in [([(features, masks)], good), (good, [(features, masks)])]:
         with pytest.raises(UserError, match=sentence):
             linear_segmentation(
-                lambda _, train=train: train,
-                lambda test=test: test,
+                partial(given, train),
+                partial(given, test),
                 dim=8,
                 num_classes=3,
                 epochs=1,

@@ -2,28 +2,31 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from adasim.config import Config, DinoConfig, ModelConfig, OptimConfig, ViewsConfig
-from adasim.methods import Dino, Seen, build_method
+from adasim.config import Config, ModelConfig, OptimConfig, ViewsConfig
+from adasim.methods import Dino, DinoSettings, EncodedView, build_method
 from adasim.train.optim import build_optimizer, set_schedules
 
-SMALL = {"out_dim": 6, "hidden_dim": 16, "bottleneck_dim": 8}
+SMALL: dict[str, Any] = {"out_dim": 6, "hidden_dim": 16, "bottleneck_dim": 8}
 
 
 def dino(name="vit_mini", drop_path=0.0, seed=0, **kwargs):
     torch.manual_seed(seed)
     model = ModelConfig(name=name, patch_size=8, drop_path=drop_path)
-    return Dino(model, DinoConfig(**{**SMALL, **kwargs}), 16, 1)
+    return Dino(model, DinoSettings(**{**SMALL, **kwargs}), 16, 1)
 
 
 def config(**kwargs):
     model = ModelConfig(name="vit_mini", patch_size=8, drop_path=0.0)
     kwargs.setdefault("optim", OptimConfig(warmup_epochs=0, weight_decay=0.1, weight_decay_end=0.1))
-    return Config(method="dino", epochs=4, batch_size=256, model=model, dino=DinoConfig(**SMALL), **kwargs)
+    return Config(
+        method="dino", epochs=4, batch_size=256, model=model, settings=DinoSettings(**SMALL), **kwargs
+    )
 
 
 def views(count=2, batch=5, size=16, seed=1):
@@ -34,12 +37,12 @@ def views(count=2, batch=5, size=16, seed=1):
 def seen_with(targets, outputs):
     """Views whose logits are given, as if the networks had produced them."""
     feature = torch.randn(len(targets[0]), 3)
-    pairs = [Seen(torch.empty(0), feature, t, o) for t, o in zip(targets, outputs, strict=False)]
-    return pairs + [Seen(torch.empty(0), output=o) for o in outputs[len(targets) :]]
+    pairs = [EncodedView(torch.empty(0), feature, t, o) for t, o in zip(targets, outputs, strict=False)]
+    return pairs + [EncodedView(torch.empty(0), output=o) for o in outputs[len(targets) :]]
 
 
 def loss_by_loops(targets, outputs, center, student_temp, teacher_temp):
-    """Section 1.4 and multi-crop: mean over t != s of -sum_k teacher_k log student_k, in plain Python."""
+    """DINO's loss with multi-crop: mean over t != s of -sum_k teacher_k log student_k, in plain Python."""
     terms = []
     for t, target in enumerate(targets):
         for s, output in enumerate(outputs):
@@ -91,7 +94,8 @@ def test_diagnostics_are_entropy_kl_and_spread():
     torch.testing.assert_close(step.diagnostics["teacher_entropy"], entropy)
     torch.testing.assert_close(step.diagnostics["kl"], kl, rtol=1e-4, atol=1e-6)
     unit = step.feature / step.feature.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(step.diagnostics["feature_std"], unit.std(0, correction=0).mean())
+    spread = unit.std(0, correction=0).mean() * unit.shape[1] ** 0.5
+    torch.testing.assert_close(step.diagnostics["feature_spread"], spread)
 
 
 def test_center_is_used_first_and_moves_only_after_a_sound_step():
@@ -183,7 +187,7 @@ def test_cached_feature_is_the_teachers_of_view_1_before_this_steps_average():
     assert step.feature.dtype == torch.float32
     assert not step.feature.requires_grad
     assert method.feature_dim == step.feature.shape[1] == 96
-    assert method.exported is method.teacher.backbone
+    assert method.eval_encoder is method.teacher.backbone
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -193,9 +197,9 @@ def test_the_step_in_halves_equals_the_whole(count):
     batch = views() + views(count - 2, size=8, seed=2)
     whole = method(batch, epoch=1)
     whole.loss.backward()
-    seen = [twin.see(view) for view in batch[:2]] + [Seen(view) for view in batch[2:]]
+    seen = [twin.encode(view) for view in batch[:2]] + [EncodedView(view) for view in batch[2:]]
     for view in seen:
-        twin.answer(view)
+        twin.predict(view)
     halves = twin.loss(seen, epoch=1)
     halves.loss.backward()
     torch.testing.assert_close(halves.loss, whole.loss)
@@ -209,7 +213,7 @@ def test_the_step_in_halves_equals_the_whole(count):
 
 def test_last_layer_stands_still_in_its_frozen_epochs_decay_included():
     settings = config()
-    method = build_method(settings, 16, 1)
+    method: Any = build_method(settings, 16, 1)
     optimizer = build_optimizer(method, settings)
     before = copy.deepcopy(method.student.head)
 
@@ -259,14 +263,14 @@ def test_loss_is_float32_under_autocast():
 
 def test_first_weights_are_a_function_of_the_seed_alone():
     torch.manual_seed(1)
-    a = build_method(config(seed=3), 16, 1)
+    a: Any = build_method(config(seed=3), 16, 1)
     state = torch.get_rng_state()
     b = build_method(config(seed=3), 16, 1)
     assert torch.equal(state, torch.get_rng_state())
-    c = build_method(config(seed=4), 16, 1)
+    c: Any = build_method(config(seed=4), 16, 1)
     same = [torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True)]
     assert all(same)
-    assert not torch.equal(a.student.head.mlp[0].weight, c.student.head.mlp[0].weight)
+    assert not torch.equal(*(next(method.student.head.parameters()) for method in (a, c)))
 
 
 def test_multi_crop_trains_end_to_end():

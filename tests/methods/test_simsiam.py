@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from adasim.config import Config, ModelConfig, OptimConfig, SimSiamConfig, ViewsConfig
+from adasim.config import Config, ModelConfig, OptimConfig, ViewsConfig
 from adasim.errors import UserError
-from adasim.methods import Seen, SimSiam, build_method
+from adasim.methods import EncodedView, SimSiam, SimSiamSettings, build_method
 from adasim.recipes import simsiam_resnet50
 from adasim.train.optim import build_optimizer, set_schedules
 
@@ -15,7 +15,7 @@ from adasim.train.optim import build_optimizer, set_schedules
 def simsiam(name="resnet_tiny", **kwargs):
     torch.manual_seed(0)
     model = ModelConfig(name=name, patch_size=8, drop_path=0.0)
-    return SimSiam(model, SimSiamConfig(proj_dim=16, pred_dim=4, **kwargs), 32, 1)
+    return SimSiam(model, SimSiamSettings(proj_dim=16, pred_dim=4, **kwargs), 32, 1)
 
 
 def views(batch=6):
@@ -25,7 +25,7 @@ def views(batch=6):
 
 def test_loss_is_the_symmetric_negative_cosine():
     p1, p2, z1, z2 = (torch.randn(3, 5) for _ in range(4))
-    step = simsiam().loss([Seen(p1, p1, z1, p1), Seen(p2, p2, z2, p2)], epoch=0)
+    step = simsiam().loss([EncodedView(p1, p1, z1, p1), EncodedView(p2, p2, z2, p2)], epoch=0)
     total = 0.0
     for b in range(3):
         total += float(p1[b] @ z2[b] / (p1[b].norm() * z2[b].norm()))
@@ -35,7 +35,7 @@ def test_loss_is_the_symmetric_negative_cosine():
 
 def test_no_gradient_reaches_the_target():
     p1, p2, z1, z2 = (torch.randn(3, 5, requires_grad=True) for _ in range(4))
-    simsiam().loss([Seen(p1, p1, z1, p1), Seen(p2, p2, z2, p2)], epoch=0).loss.backward()
+    simsiam().loss([EncodedView(p1, p1, z1, p1), EncodedView(p2, p2, z2, p2)], epoch=0).loss.backward()
     assert z1.grad is None
     assert z2.grad is None
     assert p1.grad is not None
@@ -64,7 +64,7 @@ def test_each_view_has_a_forward_pass_and_batch_statistics_of_its_own():
     twin.encoder(pair[1])
     assert torch.equal(method.encoder.net.bn1.running_mean, twin.encoder.net.bn1.running_mean)
     assert not step.feature.requires_grad
-    assert method.exported is method.encoder
+    assert method.eval_encoder is method.encoder
     assert method.feature_dim == 128
 
 
@@ -73,9 +73,9 @@ def test_the_step_in_halves_equals_the_whole():
     twin = copy.deepcopy(method)
     pair = views()
     whole = method(pair, epoch=0)
-    seen = [twin.see(view) for view in pair]
+    seen = [twin.encode(view) for view in pair]
     for view in seen:
-        twin.answer(view)
+        twin.predict(view)
     halves = twin.loss(seen, epoch=0)
     assert torch.equal(whole.loss, halves.loss)
     assert torch.equal(whole.feature, halves.feature)
@@ -83,16 +83,16 @@ def test_the_step_in_halves_equals_the_whole():
 
 def test_spread_of_a_collapsed_projection_is_zero():
     same = torch.ones(4, 5)
-    step = simsiam().loss([Seen(same, same, same, same)] * 2, epoch=0)
+    step = simsiam().loss([EncodedView(same, same, same, same)] * 2, epoch=0)
     assert step.loss.item() == pytest.approx(-1)
-    assert step.diagnostics["feature_std"].item() == pytest.approx(0, abs=1e-6)
-    assert step.diagnostics["projection_std"].item() == pytest.approx(0, abs=1e-6)
+    assert step.diagnostics["feature_spread"].item() == pytest.approx(0, abs=1e-6)
+    assert step.diagnostics["projection_spread"].item() == pytest.approx(0, abs=1e-6)
 
 
 def small_config(**kwargs):
     config = simsiam_resnet50()
     config.model = ModelConfig(name="resnet_tiny")
-    config.simsiam = SimSiamConfig(proj_dim=16, pred_dim=4)
+    config.settings = SimSiamSettings(proj_dim=16, pred_dim=4)
     for name, value in kwargs.items():
         setattr(config, name, value)
     return config
@@ -117,12 +117,13 @@ def test_frozen_bias_does_not_move_and_all_else_does():
 def test_every_parameter_decays_and_the_predictor_keeps_its_rate():
     config = small_config()
     method = build_method(config, 32, 1)
+    assert isinstance(method, SimSiam)
     groups = method.param_groups(config.optim)
     assert [(g["decay"], g["fixed_lr"]) for g in groups] == [(True, False), (True, True)]
     assert {id(p) for p in groups[1]["params"]} == {id(p) for p in method.predictor.parameters()}
     learnable = sum(p.requires_grad for p in method.parameters())
     assert sum(len(g["params"]) for g in groups) == learnable
-    config.simsiam.fix_pred_lr = False
+    config.settings.fix_pred_lr = False
     assert not any(g["fixed_lr"] for g in build_method(config, 32, 1).param_groups(config.optim))
     assert not all(g["decay"] for g in method.param_groups(OptimConfig(decay_all=False)))
 

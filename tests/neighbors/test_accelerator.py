@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerator import Accelerator
+from helpers import assert_same, on_grid
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adasim.neighbors import NeighborMemory, QuantizedRows, ShardedMemory, search
@@ -22,28 +22,8 @@ from adasim.neighbors.precision import ieee_products
 Pair = tuple[Tensor, Tensor]
 
 
-def on_grid(x: Tensor) -> Tensor:
-    return (F.normalize(x, dim=1) * 2**24).round() / 2**24
-
-
 def on_cpu(found: Pair) -> Pair:
     return found[0].cpu(), found[1].cpu()
-
-
-def assert_same(found: Pair, expected: Pair) -> None:
-    assert torch.equal(found[1], expected[1])
-    assert torch.equal(found[0], expected[0])
-
-
-@pytest.fixture
-def gpu() -> Iterator[Accelerator]:
-    with Accelerator() as gpu:
-        yield gpu
-
-
-@pytest.fixture
-def _force_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adasim.neighbors.quantized.int8_is_faster", lambda device, dim: True)
 
 
 @pytest.mark.usefixtures("_force_int8")
@@ -90,6 +70,9 @@ def test_a_cpu_pads_nothing() -> None:
 # ---- products are IEEE fp32, whatever the program around allows ----
 
 
+BACKENDS: Any = torch.backends  # some of their attributes are hidden from type checkers
+
+
 def crowded() -> Pair:
     """Rows so close together that bf16 or TF32 products put them in another order."""
     torch.manual_seed(3)
@@ -129,7 +112,7 @@ def allow_by_precision() -> None:
 
 
 def allow_everywhere() -> None:
-    torch.backends.fp32_precision = "tf32"
+    BACKENDS.fp32_precision = "tf32"
 
 
 def settings() -> tuple[Any, ...]:
@@ -139,17 +122,19 @@ def settings() -> tuple[Any, ...]:
         except RuntimeError as error:  # the old name is not to be used after the new one
             return str(error).splitlines()[0]
 
-    cuda, cpu = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
-    return torch.backends.fp32_precision, cuda, cpu, old_tf32()
+    cuda, cpu = torch.backends.cuda.matmul.fp32_precision, BACKENDS.mkldnn.matmul.fp32_precision
+    return BACKENDS.fp32_precision, cuda, cpu, old_tf32()
 
 
 @pytest.fixture
 def _precision_as_before() -> Iterator[None]:
     yield
-    torch.backends.fp32_precision = "none"
     torch.set_float32_matmul_precision("highest")
+    if not hasattr(torch.backends, "fp32_precision"):  # torch before 2.9
+        return
+    BACKENDS.fp32_precision = "none"
     torch.backends.cuda.matmul.fp32_precision = "none"
-    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    BACKENDS.mkldnn.matmul.fp32_precision = "none"
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch before 2.9")
@@ -167,7 +152,7 @@ def test_search_is_exact_with_tf32_allowed_and_leaves_it_allowed(allow: Callable
     assert_same(on_cpu(search(*there, 10)), expected)
     assert settings() == before
     if allow is allow_everywhere:  # still follows the level above
-        torch.backends.fp32_precision = "ieee"
+        BACKENDS.fp32_precision = "ieee"
         assert torch.backends.cuda.matmul.fp32_precision == "ieee"
 
 
@@ -180,7 +165,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if call._schema.name in ("aten::mm", "aten::mv", "aten::addmv"):
-            self.allowed.add(torch.backends.mkldnn.matmul.fp32_precision)
+            self.allowed.add(BACKENDS.mkldnn.matmul.fp32_precision)
         return call(*args, **(kwargs or {}))
 
 

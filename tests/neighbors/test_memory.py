@@ -27,14 +27,15 @@ class BruteForce:
         self.observing = False
 
     def observe(self, ids: list[int], features: Tensor) -> None:
-        lists, rows = [], []
+        lists: list[dict[int, float] | None] = []
+        rows: list[list[float]] = []
         for feature in features:  # every query meets the cache as it was before the batch
             if not torch.isfinite(feature).all():
                 lists.append(None)
-                rows.append(None)
+                rows.append([])
                 continue
-            z = torch.nn.functional.normalize(feature, dim=0)
-            z = ((z * 2**24).round() / 2**24).tolist()
+            unit = torch.nn.functional.normalize(feature, dim=0)
+            z = ((unit * 2**24).round() / 2**24).tolist()
             scores = [
                 float(torch.tensor(math.fsum(a * b for a, b in zip(z, row, strict=True))))
                 for row in self.cache

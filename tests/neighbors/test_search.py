@@ -2,19 +2,15 @@
 
 import pytest
 import torch
+from helpers import assert_same, on_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional as F
 
 from adasim.neighbors import QuantizedRows, merge, search
 from adasim.neighbors import search as search_function
 from adasim.neighbors.quantized import int8_is_faster
 from adasim.neighbors.scan import Int8Scorer, TooManyCandidatesError, scan
-
-
-def on_grid(x: Tensor) -> Tensor:
-    return (F.normalize(x, dim=1) * 2**24).round() / 2**24
 
 
 def brute_force(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -29,17 +25,6 @@ def brute_force(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
         for rank, (score, i) in enumerate(scored[:k]):
             similarities[b, rank], ids[b, rank] = -score, i
     return similarities, ids
-
-
-def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    assert torch.equal(found[1], expected[1])
-    assert torch.equal(found[0], expected[0])
-
-
-@pytest.fixture
-def _force_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the int8 engine whatever this machine's clock says of it."""
-    monkeypatch.setattr("adasim.neighbors.quantized.int8_is_faster", lambda device, dim: True)
 
 
 def clouds(n: int, dim: int) -> dict[str, Tensor]:

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from pretrainings import Small
 from torch._dynamo.utils import counters
 
 import adasim
-from adasim.config import Config
+from adasim.api import pretrain
 from adasim.errors import UserError
-from adasim.train.loop import pretrain
 from adasim.train.state import build_state
 
-Small = Callable[..., Config]
+pytestmark = pytest.mark.slow
+
 SIMSIAM = {
     "method": "simsiam",
     "model__name": "resnet_tiny",
     "model__drop_path": 0.0,
-    "views__recipe": "simsiam",
 }
 
 

@@ -3,44 +3,25 @@
 import csv
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from helpers import photos_of_patterns, refusal
+from pretrainings import Small
 
-from adasim.cli import main
-from adasim.config import Config
-from adasim.data import FolderImages, open_images
+from adasim.api import pretrain
+from adasim.cli.main import main
+from adasim.data import FolderImages
 from adasim.errors import UserError
 from adasim.recipes import RECIPES
-from adasim.train import pretrain
-from adasim.train.unreadable import UnreadableList
-
-Small = Callable[..., Config]
+from adasim.runs.unreadable import UnreadableList
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """48 pictures of 16 pixels in two classes, as files of one size."""
-    pixels = open_images("embedded:48", size=16).as_array()
-    assert pixels is not None
-    for i, image in enumerate(pixels):
-        path = tmp_path / "photos" / f"class{i % 2}" / f"{i:02d}.bmp"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.repeat(image.numpy()[0][:, :, None], 3, 2)).save(path)
+    photos_of_patterns(tmp_path / "photos", "class{c}/{i:02d}.bmp")
     return tmp_path / "photos"
-
-
-def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1, error
-    return error
 
 
 def test_what_was_found_and_left_out_is_said_before_training(

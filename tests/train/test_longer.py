@@ -5,41 +5,17 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
+from helpers import in_one_line
+from pretrainings import Digest, Metrics, Runs, Small, kill_at
 
-from adasim.cli import main
-from adasim.config import Config
+from adasim.api import pretrain
+from adasim.cli.main import main
 from adasim.errors import UserError
 from adasim.schedules import learning_rate
-from adasim.train.loop import pretrain
 
-Small = Callable[..., Config]
-Digest = Callable[[Path], str]
-Metrics = Callable[[Path], list[dict[str, Any]]]
-STEP = "adasim.train.state:TrainState.count"
-
-
-class Run(Protocol):
-    said: str
-
-    def wait(self, seconds: float = ...) -> int: ...
-
-
-class Runs(Protocol):
-    def start(
-        self, config: Config, out: Path, *, resume: bool = False, hooks: list[dict[str, Any]] | None = None
-    ) -> Run: ...
-
-
-def kill_at(step: int) -> list[dict[str, Any]]:
-    return [{"call": STEP, "number": step, "when": "after", "do": "kill"}]
-
-
-def words(text: str) -> str:
-    return " ".join(text.split())
-
+pytestmark = pytest.mark.slow
 
 # No checkpoint yet
 
@@ -59,7 +35,7 @@ def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_step_0(
     ):
         pretrain(small(epochs=2), out)
     pretrain(small(epochs=2), out, resume=True)
-    assert f"{out} has no checkpoint yet: the run begins at step 0." in words(capsys.readouterr().out)
+    assert f"{out} has no checkpoint yet: the run begins at step 0." in in_one_line(capsys.readouterr().out)
     assert [line["step"] for line in metrics(out) if "loss" in line] == [1, 2, 3, 4, 5, 6]
     pretrain(small(epochs=2), tmp_path / "whole")
     assert "no checkpoint yet" not in capsys.readouterr().out
@@ -114,7 +90,7 @@ def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
     step = 9 if finished else 6
     capsys.readouterr()
     pretrain(long, out, resume=True)
-    said = words(capsys.readouterr().out)
+    said = in_one_line(capsys.readouterr().out)
     rates = [f"{learning_rate(config, step, 3):.3g}" for config in (long, short)]
     assert (
         f"This run had 3 epochs and now has 5: from step {step} on, learning rate, weight decay and teacher's "

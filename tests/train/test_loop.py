@@ -1,8 +1,8 @@
 """The loop is Algorithm 1: compared with the algorithm written out flat, and watched while it works."""
 
+import copy
 import json
 import math
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,23 +11,24 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from pretrainings import Metrics, Small
 from safetensors.torch import load_file
 from torch import Tensor
 
 import adasim
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import Batch, BatchedViews, PairLoader, open_images
 from adasim.methods import Dino, Step, build_method
 from adasim.neighbors import NeighborMemory, Oracle
+from adasim.runs.checkpoint import Checkpoint, CheckpointStore
+from adasim.runs.folder import RunFolder
 from adasim.seeding import key, permutation, uniform
-from adasim.train.checkpoint import Checkpoint, CheckpointStore
-from adasim.train.loop import NonFiniteLossError, Training, pretrain
-from adasim.train.run import RunFolder
+from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_state
 
-Small = Callable[..., Config]
-Metrics = Callable[[Path], list[dict[str, Any]]]
+pytestmark = pytest.mark.slow
 
 
 class Pairs(NamedTuple):
@@ -39,7 +40,7 @@ class Pairs(NamedTuple):
 
 
 @pytest.fixture
-def pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pairs]]:
+def pairs(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
     """Every step's queries and partners, as the loop knows them after the forward pass."""
     seen: list[Pairs] = []
     agree = Training.agree
@@ -76,7 +77,7 @@ def algorithm_1(config: Config) -> tuple[list[float], list[list[int]], Dino, Ten
     It takes from the package the images' augmentations, the networks and the names of random numbers.
     """
     seed, B, w, K, tau = config.seed, config.batch_size, config.neighbors.window, config.neighbors.k, 0.2
-    dino, optim = config.dino, config.optim
+    dino, optim = config.settings, config.optim
     images = open_images(config.data.source, size=config.views.size).as_array()
     assert images is not None
     N = len(images)
@@ -307,7 +308,7 @@ def test_multi_crop_trains_with_either_timing(
 def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
     tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch, timing: str
 ) -> None:
-    config = small(epochs=2, dino__teacher_momentum=0.5, neighbors__timing=timing)  # a teacher that moves
+    config = small(epochs=2, settings__teacher_momentum=0.5, neighbors__timing=timing)  # a teacher that moves
     training = start(config, tmp_path / "run")
     method, memory = training.state.method, training.state.memory
     assert isinstance(method, Dino)
@@ -316,7 +317,7 @@ def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
     assert images is not None
     views, observe_async = BatchedViews(config.views), memory.observe_async
     before = {name: value.clone() for name, value in method.teacher.state_dict().items()}
-    teacher = build_method(config, 16).teacher
+    teacher = copy.deepcopy(method.teacher)
     checked = 0
 
     def checked_observe(ids: Tensor, features: Tensor) -> Any:
@@ -354,8 +355,11 @@ def test_metrics_hold_each_step_once_and_each_epoch_in_words(
     for line in epochs:
         different = [s.ids != s.partners for s in pairs if s.epoch == line["epoch"]]
         assert line["bootstrap_ratio"] == pytest.approx(float(torch.cat(different).float().mean()))
-        assert {"epoch_rankme", "epoch_feature_std", "nn_self_top1", "nn_accuracy_top2"} <= line.keys()
+        assert {"epoch_rankme", "epoch_feature_spread", "nn_self_top1", "nn_accuracy_top2"} <= line.keys()
     assert epochs[-1]["bootstrap_ratio"] > 0
+    of_step = {line["step"]: line["feature_spread"] for line in lines if "loss" in line}
+    for line in epochs[1::2]:  # on one scale: features of the epoch's last step are among the epoch's
+        assert 0.5 < of_step[line["step"]] / line["epoch_feature_spread"] < 2
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("epoch 4/4, step 12/12 (100%), loss ")
     assert f"bootstrapped {epochs[-1]['bootstrap_ratio']:.0%}" in last
@@ -388,7 +392,7 @@ def test_the_second_neighbours_class_is_measured_on_this_epochs_lists(
 
 
 def test_a_forced_collapse_is_told(tmp_path: Path, small: Small, capsys: pytest.CaptureFixture[str]) -> None:
-    config = small(dino__teacher_temp_start=50.0, dino__teacher_temp=50.0, dino__out_dim=24)
+    config = small(settings__teacher_temp_start=50.0, settings__teacher_temp=50.0, settings__out_dim=24)
     pretrain(config, tmp_path / "run")
     assert capsys.readouterr().out.count("The teacher's output is uniform") == 1
 
@@ -455,6 +459,6 @@ def test_data_given_beside_a_configuration_leaves_the_callers_configuration_alon
     tmp_path: Path, small: Small
 ) -> None:
     config = small(epochs=2)
-    pretrain(config, tmp_path / "run", data="embedded:32")
-    assert config.data.source == "embedded:48"
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["source"] == "embedded:32"
+    pretrain(config, tmp_path / "run", data="synthetic:32")
+    assert config.data.source == "synthetic:48"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["source"] == "synthetic:32"

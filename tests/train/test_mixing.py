@@ -10,46 +10,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers import contents
 from PIL import Image
+from pretrainings import STEP, Digest, Run, Runs, Small, at
 
+from adasim.api import pretrain
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.files import TEMPORARY
-from adasim.train import lock as lock_module
-from adasim.train.checkpoint import CheckpointStore
-from adasim.train.loop import Training, pretrain
-from adasim.train.run import RunFolder
+from adasim.runs import lock as lock_module
+from adasim.runs.checkpoint import CheckpointStore
+from adasim.runs.folder import RunFolder
+from adasim.train.loop import Training
 
-Small = Callable[..., Config]
-Digest = Callable[[Path], str]
-STEP = "adasim.train.state:TrainState.count"
-
-
-class Run(Protocol):
-    pid: int
-    said: str
-
-    def wait(self, seconds: float = ...) -> int: ...
-
-
-class Runs(Protocol):
-    def start(
-        self,
-        config: Config,
-        out: Path,
-        *,
-        resume: bool = False,
-        hooks: list[dict[str, Any]] | None = None,
-        command: bool = False,
-    ) -> Run: ...
-
-
-def at(call: str, number: int, do: str, when: str = "after") -> dict[str, Any]:
-    return {"call": call, "number": number, "when": when, "do": do}
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -72,16 +50,6 @@ def go_on(run: Run) -> int:
     return run.wait()
 
 
-@pytest.fixture(scope="module")
-def undisturbed(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretrain(small(), tmp_path_factory.mktemp("undisturbed") / "run")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files but the lock, which names its last holder."""
-    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
-
-
 def without_curves(files: dict[str, bytes]) -> dict[str, bytes]:
     """Each process has a file of its own in tensorboard/, and may end it."""
     return {path: content for path, content in files.items() if "/tensorboard/" not in path}
@@ -92,7 +60,7 @@ def without_curves(files: dict[str, bytes]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])
 def test_a_folder_made_anew_under_a_stopped_run_belongs_to_the_new_run_alone(
-    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: Path, tmp_path: Path, how: str
+    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: str, tmp_path: Path, how: str
 ) -> None:
     out = tmp_path / "run"
     first = paused(out)
@@ -106,7 +74,7 @@ def test_a_folder_made_anew_under_a_stopped_run_belongs_to_the_new_run_alone(
     pretrain(small(seed=6, epochs=2), out, resume=True)
     if how == "moved":  # and the first one goes on where it is now
         pretrain(small(), tmp_path / "elsewhere", resume=True)
-        assert digest(tmp_path / "elsewhere") == digest(undisturbed)
+        assert digest(tmp_path / "elsewhere") == undisturbed
 
 
 def test_a_run_whose_folder_is_gone_stops_and_does_not_make_it_again(
@@ -141,17 +109,17 @@ def test_the_list_of_unreadable_images_goes_into_no_other_run(
 
 
 def test_a_lock_file_deleted_under_a_run_is_put_back(
-    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: Path, tmp_path: Path
+    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: str, tmp_path: Path
 ) -> None:
     first = paused(tmp_path / "run")
     (tmp_path / "run" / "lock").unlink()
     assert go_on(first) == 0, first.said
     assert (tmp_path / "run" / "lock").read_text().startswith(f"process {first.pid} on ")
-    assert digest(tmp_path / "run") == digest(undisturbed)
+    assert digest(tmp_path / "run") == undisturbed
 
 
 def test_of_two_processes_on_one_run_the_first_stops_when_its_lock_was_taken_from_it(
-    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: Path, tmp_path: Path
+    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: str, tmp_path: Path
 ) -> None:
     first = paused(tmp_path / "run")
     (tmp_path / "run" / "lock").unlink()
@@ -160,7 +128,7 @@ def test_of_two_processes_on_one_run_the_first_stops_when_its_lock_was_taken_fro
     assert go_on(first) == 2
     assert "has opened the run" in first.said
     assert without_curves(contents(tmp_path / "run")) == without_curves(before)
-    assert digest(tmp_path / "run") == digest(undisturbed)
+    assert digest(tmp_path / "run") == undisturbed
 
 
 def test_a_second_run_through_a_link_is_refused(
@@ -179,7 +147,7 @@ def test_a_second_run_through_a_link_is_refused(
 
 
 def test_checkpoints_of_another_run_are_neither_used_nor_deleted(
-    runs: Runs, small: Small, digest: Digest, undisturbed: Path, tmp_path: Path
+    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
 ) -> None:
     """The other run has the same settings but for its seed, and is further on."""
     pretrain(small(seed=6), tmp_path / "other")
@@ -196,7 +164,7 @@ def test_checkpoints_of_another_run_are_neither_used_nor_deleted(
         assert Path(path.replace("/other/", "/run/")).read_bytes() == content
     assert (tmp_path / "run" / "checkpoints" / "step-000000012.1").is_dir()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000012")
-    assert digest(tmp_path / "run") == digest(undisturbed)
+    assert digest(tmp_path / "run") == undisturbed
 
 
 def test_a_lost_run_json_is_made_again_from_the_checkpoints(small: Small, tmp_path: Path) -> None:
@@ -212,7 +180,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
 ) -> None:
     """It is not taken for damage: none is gone back to, and nothing is changed."""
     pretrain(small(epochs=2), tmp_path / "run")
-    from adasim.train import manifest
+    from adasim.runs import manifest
 
     newest = max((tmp_path / "run" / "checkpoints").iterdir()) / "manifest.json"
     values = manifest.unseal(newest)
@@ -234,11 +202,6 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
 
 
 # Settings
-
-
-@pytest.fixture(scope="module")
-def finished(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pretrain(small(epochs=3), tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +292,7 @@ del os.register_at_fork
 from pathlib import Path
 from adasim.config import Config
 from adasim.errors import UserError
-from adasim.train.run import RunFolder
+from adasim.runs.folder import RunFolder
 print(RunFolder.open(Path(sys.argv[1]), lock=False).config.epochs)
 create = lambda: RunFolder.create(Path(sys.argv[1] + "2"), Config(), {})
 for attempt in (create, lambda: RunFolder.open(Path(sys.argv[1]))):

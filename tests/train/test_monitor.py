@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim.train.monitor import CollapseWatch, feature_std, rankme
+from adasim.methods.base import feature_spread
+from adasim.train.monitor import CollapseWatch, rankme
 
 # The numbers
 
@@ -33,20 +34,20 @@ def test_rankme_of_equal_or_zero_features_is_one() -> None:
     assert rankme(torch.zeros(20, 6)) == 1.0
 
 
-def test_feature_std_of_opposite_features_is_one() -> None:
+def test_feature_spread_of_opposite_features_is_one() -> None:
     """Rows +-(1, 1)/sqrt(2): each column deviates by 1/sqrt(2), which is 1/sqrt(D). Lengths do not matter."""
-    assert feature_std(torch.tensor([[1.0, 1.0], [-5.0, -5.0]])) == pytest.approx(1.0)
+    assert feature_spread(torch.tensor([[1.0, 1.0], [-5.0, -5.0]])) == pytest.approx(1.0)
 
 
-def test_feature_std_by_hand() -> None:
+def test_feature_spread_by_hand() -> None:
     """Rows (3, 4)/5 and (1, 0): deviations 0.2 and 0.4 about the means; 0.3 * sqrt(2)."""
-    assert feature_std(torch.tensor([[3.0, 4.0], [7.0, 0.0]])) == pytest.approx(0.3 * math.sqrt(2))
+    assert feature_spread(torch.tensor([[3.0, 4.0], [7.0, 0.0]])) == pytest.approx(0.3 * math.sqrt(2))
 
 
-def test_feature_std_is_one_on_the_sphere_and_zero_for_equal_features() -> None:
+def test_feature_spread_is_one_on_the_sphere_and_zero_for_equal_features() -> None:
     torch.manual_seed(0)
-    assert feature_std(torch.randn(20_000, 64)) == pytest.approx(1.0, abs=0.01)
-    assert feature_std(torch.ones(10, 64)) == pytest.approx(0.0, abs=1e-6)
+    assert feature_spread(torch.randn(20_000, 64)) == pytest.approx(1.0, abs=0.01)
+    assert feature_spread(torch.ones(10, 64)) == pytest.approx(0.0, abs=1e-6)
 
 
 # When it speaks
@@ -68,7 +69,7 @@ def test_a_healthy_run_hears_nothing() -> None:
     watch = CollapseWatch(out_dim=512, untrained=alike(0.3))
     for share in (0.69, 0.9, 0.98, 0.9935, 0.994, 0.9, 0.6, 0.3, 0.1):
         assert watch.update(healthy(), share * math.log(512)) == []
-    assert watch.readings["feature_std"] == pytest.approx(1.0, abs=0.05)
+    assert watch.readings["feature_spread"] == pytest.approx(1.0, abs=0.05)
     assert watch.readings["teacher_entropy_share"] == pytest.approx(0.1)
     assert 20 < watch.readings["rankme"] <= 32
 
@@ -144,4 +145,4 @@ def test_non_finite_rows_are_left_out() -> None:
     features[9] = math.nan
     watch = CollapseWatch()
     watch.update(features)
-    assert watch.readings["feature_std"] == pytest.approx(1.0, abs=0.05)
+    assert watch.readings["feature_spread"] == pytest.approx(1.0, abs=0.05)

@@ -4,63 +4,35 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
+from helpers import photos_of_patterns
+from pretrainings import (
+    MANIFEST,
+    STEP,
+    WRITE,
+    Digest,
+    Metrics,
+    Ranks,
+    Runs,
+    Small,
+    Torchrun,
+    Whole,
+    at,
+    saved_steps,
+)
 
-from adasim.config import Config
 from adasim.data import open_images
 from adasim.files import TEMPORARY
 from adasim.seeding import permutation
 
-Small = Callable[..., Config]
-Digest = Callable[[Path], str]
-Metrics = Callable[[Path], list[dict[str, Any]]]
-Torchrun = Callable[..., list[tuple[int, str]]]
+pytestmark = pytest.mark.slow
 
-STEP = "adasim.train.state:TrainState.count"
-WRITE = "adasim.train.checkpoint:_write"
-MANIFEST = "adasim.train.checkpoint:atomic_write"
 LOSS = "adasim.methods.dino:Dino._step"
 KILLED = -signal.SIGKILL
-
-
-class Ranks(Protocol):
-    said: list[str]
-    recorded: list[list[dict[str, Any]]]
-
-    def wait(self, seconds: float = ...) -> list[int]: ...
-
-
-class Runs(Protocol):
-    def start_ranks(
-        self,
-        config: Config | Sequence[Config],
-        out: Path,
-        world: int,
-        *,
-        resume: bool = False,
-        hooks: Sequence[dict[str, Any]] = (),
-        restarts: Sequence[int] = (),
-        digests: bool = False,
-    ) -> Ranks: ...
-
-
-Whole = Callable[[int], tuple[Path, Ranks]]
-
-
-def at(call: str, number: int, do: str, *, rank: int, when: str = "after") -> dict[str, Any]:
-    return {"call": call, "number": number, "when": when, "do": do, "rank": rank}
-
-
-def steps(out: Path) -> list[int]:
-    """Steps of the checkpoints, the newest last."""
-    paths = (out / "checkpoints").iterdir()
-    return sorted(int(path.name[5:14]) for path in paths if not path.name.endswith(TEMPORARY))
 
 
 @pytest.fixture
@@ -110,7 +82,7 @@ def test_killed_in_mid_epoch_a_run_ends_with_the_bits_of_one_that_was_not(
     for rank, said in enumerate(ranks.said):
         assert ("lost touch with another" in said) == (rank not in victims)
         assert "Traceback" not in said
-    assert steps(tmp_path / "run") == [3, 4]
+    assert saved_steps(tmp_path / "run") == [3, 4]
     resumed(tmp_path / "run", world)
     assert_undisturbed(tmp_path / "run", world)
 
@@ -135,7 +107,7 @@ def test_killed_between_the_files_of_the_ranks_and_their_manifest(
     codes = ranks.wait()
     assert sorted(codes) == [KILLED, 2]
     assert codes[kill["rank"]] == KILLED
-    assert steps(tmp_path / "run") == [3]
+    assert saved_steps(tmp_path / "run") == [3]
     if kill["rank"] == 0:  # else it is there to tidy up
         [unfinished] = (tmp_path / "run" / "checkpoints").glob(f"*{TEMPORARY}")
         written = {path.stem for path in unfinished.iterdir()}
@@ -158,7 +130,7 @@ def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
         "command": True,
     }
     (tmp_path / "run.json").write_text(json.dumps(run))
-    program = [str(Path(__file__).with_name("driver.py")), str(tmp_path / "run.json")]
+    program = [str(Path(__file__).parent.parent / "driver.py"), str(tmp_path / "run.json")]
     [(code, said)] = torchrun(["--standalone", "--nproc-per-node=2", "--max-restarts=1", *program])
     assert code == 0, said
     assert "exitcode: -9" in said
@@ -194,7 +166,7 @@ def test_a_signal_to_one_rank_stops_all_within_a_step(
     hooks = [at(STEP, 4, "terminate", rank=rank)]
     ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=hooks)
     assert ranks.wait() == [143, 143], ranks.said
-    assert steps(tmp_path / "run") == [3, 5]
+    assert saved_steps(tmp_path / "run") == [3, 5]
     assert "Stopped after step 5. Continue with: adasim pretrain --resume" in ranks.said[0]
     assert ranks.said[1] == ""
     resumed(tmp_path / "run")
@@ -209,7 +181,7 @@ def test_a_signal_to_all_ranks_and_their_loader_processes_saves_within_a_step(
     hooks = [at(STEP, 4, "terminate the group", rank=rank) for rank in (0, 1)]
     stopped = runs.start_ranks(config, tmp_path / "run", 2, hooks=hooks)
     assert set(stopped.wait()) <= {0, 128 + signal.SIGTERM}, stopped.said
-    assert steps(tmp_path / "run") in ([3, 4], [3, 5])
+    assert saved_steps(tmp_path / "run") in ([3, 4], [3, 5])
     for out, resume in ((tmp_path / "run", True), (tmp_path / "whole", False)):
         ranks = runs.start_ranks(config, out, 2, resume=resume)
         assert ranks.wait() == [0, 0], ranks.said
@@ -224,7 +196,7 @@ def test_a_folder_that_is_no_longer_the_runs_stops_all_ranks(
     hooks += [at("adasim.train.state:TrainState.end_epoch", 1, f"remove {out}/run.json", rank=0)]
     ranks = runs.start_ranks(small(epochs=2), out, 2, hooks=hooks)
     refused(ranks, "is no longer this run's: this run's folder was deleted or moved while it was training")
-    assert steps(out) == []
+    assert saved_steps(out) == []
 
 
 # Before the first step
@@ -250,7 +222,7 @@ def test_ranks_with_other_data_or_other_settings_are_refused(
     runs: Runs, small: Small, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    data = [small(), small(data__source="embedded:64")]
+    data = [small(), small(data__source="synthetic:64")]
     refused(runs.start_ranks(data, out, 2), "number of images is 48 in process 0 and 64 in process 1")
     settings = [small(), small(neighbors__k=4)]
     refused(runs.start_ranks(settings, out, 2), r"neighbors\.k is 3 in process 0 and 4 in process 1")
@@ -294,7 +266,7 @@ def test_a_disk_that_is_full_for_one_rank_stops_no_training(
     failed = 3 if number == 1 else 6
     assert re.search(rf"Step {failed} is not saved yet: Could not write .*No space left", ranks.said[0], re.S)
     assert ranks.said[1] == ""
-    assert steps(out) == sorted({3, 6, 9} - {failed})
+    assert saved_steps(out) == sorted({3, 6, 9} - {failed})
     assert not list(out.rglob(f"*{TEMPORARY}"))
     assert_undisturbed(out)
 
@@ -313,14 +285,14 @@ def test_a_loss_that_is_not_a_number_on_one_rank_stops_all_before_they_learn(
     hooks = [at(LOSS, 5, "make the loss NaN", rank=1)]
     ranks = runs.start_ranks(small(epochs=3), out, 2, hooks=hooks, digests=True)
     order = permutation(5, "order", 1, 48)[16:32]  # of the second step of the second epoch
-    images = open_images("embedded:48", size=16)
+    images = open_images("synthetic:48", size=16)
     names = ", ".join(images.where(int(i)) for i in order[8:13])  # rank 1 has the second half
     refused(ranks, rf"The loss is nan at step 4 \(epoch 2\).* Its batch begins with {re.escape(names)}\.")
     for lines in ranks.recorded:
         *_, before, after = [line for line in lines if "digest" in line]
         assert (before["counted"], after["refused"]) == (4, 4)
         assert after["digest"] == before["digest"]
-    assert steps(out) == [3]
+    assert saved_steps(out) == [3]
     resumed(out)
     assert_undisturbed(out)
 
@@ -328,13 +300,7 @@ def test_a_loss_that_is_not_a_number_on_one_rank_stops_all_before_they_learn(
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
     """48 images as files, in the order of their ids."""
-    pixels = open_images("embedded:48", size=16).as_array()
-    assert pixels is not None
-    paths = [tmp_path / "photos" / f"{i:02d}.png" for i in range(48)]
-    paths[0].parent.mkdir()
-    for path, image in zip(paths, pixels, strict=True):
-        Image.fromarray(np.repeat(image.numpy()[0][:, :, None], 3, 2)).save(path)
-    return paths
+    return photos_of_patterns(tmp_path / "photos", "{i:02d}.png")
 
 
 def test_images_that_cannot_be_read_are_counted_over_all_ranks(
@@ -348,7 +314,7 @@ def test_images_that_cannot_be_read_are_counted_over_all_ranks(
         photos[i].write_bytes(b"")
     ranks = runs.start_ranks(config, tmp_path / "sum", 2)
     refused(ranks, r"4 of 48 images cannot be read, more than data\.max_unreadable=0\.05 allows")
-    assert steps(tmp_path / "sum") == []
+    assert saved_steps(tmp_path / "sum") == []
 
 
 def test_an_error_of_one_rank_alone_is_told_by_that_rank(

@@ -3,49 +3,25 @@
 Most runs here are ranks forked by driver.py with torchrun's variables; a few are torchrun's own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
+from helpers import free_port
+from pretrainings import STEP, Digest, Metrics, Ranks, Runs, Small, Torchrun, Whole
 
 from adasim.config import Config
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
+from adasim.runs.checkpoint import CheckpointStore
 from adasim.seeding import permutation
-from adasim.train.checkpoint import CheckpointStore
 from adasim.train.state import TrainState, build_state
 
-Small = Callable[..., Config]
-Digest = Callable[[Path], str]
-Metrics = Callable[[Path], list[dict[str, Any]]]
-Torchrun = Callable[..., list[tuple[int, str]]]
+pytestmark = pytest.mark.slow
+
 WORLDS = (1, 2, 4)
-STEP = "adasim.train.state:TrainState.count"
-
-
-class Ranks(Protocol):
-    said: list[str]
-    recorded: list[list[dict[str, Any]]]
-
-    def wait(self, seconds: float = ...) -> list[int]: ...
-
-
-class Runs(Protocol):
-    def start_ranks(
-        self,
-        config: Config | Sequence[Config],
-        out: Path,
-        world: int,
-        *,
-        resume: bool = False,
-        hooks: Sequence[dict[str, Any]] = (),
-        features: bool = False,
-    ) -> Ranks: ...
-
-
-Whole = Callable[[int], tuple[Path, Ranks]]
 
 
 class Story:
@@ -108,7 +84,7 @@ def test_lists_distributions_and_partners_are_the_same_bits_on_any_number_of_ran
 ) -> None:
     """Given the same features. Losses, which are the encoder's own, agree up to rounding."""
     config = small(
-        pairs=pairs, neighbors__timing=timing, neighbors__window=2, epochs=4, data__source="embedded:36"
+        pairs=pairs, neighbors__timing=timing, neighbors__window=2, epochs=4, data__source="synthetic:36"
     )
     told = {
         world: Story(trained(runs.start_ranks(config, tmp_path / f"{world}", world, features=True)))
@@ -156,7 +132,6 @@ def test_batch_norm_looks_at_the_images_of_all_ranks(
         method=method,
         model__name="resnet_tiny",
         model__drop_path=0.0,
-        views__recipe=method,
         optim__lr=1e-3,
         epochs=2,
     )
@@ -201,7 +176,6 @@ def test_two_nodes_on_loopback_train_together(
     digest: Digest,
     arguments: Callable[..., list[str]],
     torchrun: Torchrun,
-    free_port: Callable[[], int],
     tmp_path: Path,
 ) -> None:
     where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]

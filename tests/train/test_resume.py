@@ -7,40 +7,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
+from pretrainings import MANIFEST, STEP, WRITE, Metrics, Run, Runs, Small
 
 import adasim
 from adasim.config import Config
 from adasim.files import TEMPORARY
-from adasim.train.metrics import TIMES
+from adasim.runs.metrics import TIMES
 
-Small = Callable[..., Config]
-Metrics = Callable[[Path], list[dict[str, Any]]]
+pytestmark = pytest.mark.slow
 
-
-class Run(Protocol):
-    pid: int
-    said: str
-
-    def wait(self) -> int: ...
-
-
-class Runs(Protocol):
-    def start(
-        self, config: Config, out: Path, *, resume: bool = False, hooks: list[dict[str, Any]] | None = None
-    ) -> Run: ...
-
-
-STEP = "adasim.train.state:TrainState.count"
 END_EPOCH = "adasim.train.state:TrainState.end_epoch"
-SAVE = "adasim.train.checkpoint:CheckpointStore.save"
-HISTORY = "adasim.train.checkpoint:CheckpointStore.write_history"
-RETAIN = "adasim.train.checkpoint:CheckpointStore._retain"
-WRITE = "adasim.train.checkpoint:_write"
-MANIFEST = "adasim.train.checkpoint:atomic_write"
+SAVE = "adasim.runs.checkpoint:CheckpointStore.save"
+HISTORY = "adasim.runs.checkpoint:CheckpointStore.write_history"
+RETAIN = "adasim.runs.checkpoint:CheckpointStore._retain"
 EXPORT = "adasim.train.loop:save_backbone"
 RENAME = "os:rename"
 
@@ -131,7 +114,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "simsiam, resnet, sgd": {
         "method": "simsiam",
         "model__name": "resnet_tiny",
-        "views__recipe": "simsiam",
         "optim__name": "sgd",
     },
 }

@@ -1,47 +1,27 @@
 """When a run saves, how much disk that takes, and how it gets over damaged lists of neighbours."""
 
 import json
+import os
 import re
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
+from helpers import flip, in_one_line
+from pretrainings import STEP, Digest, Runs, Small, kill_at
 
-from adasim.config import Config
+from adasim.api import pretrain
 from adasim.errors import UserError
 from adasim.models import build_backbone, save_backbone
-from adasim.train.checkpoint import CheckpointStore
-from adasim.train.loop import Training, pretrain
+from adasim.runs.checkpoint import CheckpointStore
+from adasim.train.loop import Training
 from adasim.train.state import build_state
 
-Small = Callable[..., Config]
-Digest = Callable[[Path], str]
-Metrics = Callable[[Path], list[dict[str, Any]]]
-STEP = "adasim.train.state:TrainState.count"
-
-
-class Run(Protocol):
-    said: str
-
-    def wait(self, seconds: float = ...) -> int: ...
-
-
-class Runs(Protocol):
-    def start(
-        self, config: Config, out: Path, *, resume: bool = False, hooks: list[dict[str, Any]] | None = None
-    ) -> Run: ...
-
-
-def kill_at(step: int) -> list[dict[str, Any]]:
-    return [{"call": STEP, "number": step, "when": "after", "do": "kill"}]
-
-
-def words(text: str) -> str:
-    return " ".join(text.split())
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -127,7 +107,7 @@ def test_the_disk_that_a_run_will_take_is_told_before_the_first_step(
     changes |= {"epochs": 4, "neighbors__window": 2, "neighbors__k": 40, "save__keep": 3}
     out = tmp_path / "run"
     pretrain(small(**changes), out)
-    said = words(capsys.readouterr().out)
+    said = in_one_line(capsys.readouterr().out)
     found = re.search(
         r"Checkpoints: (\S+) MB each, 3 kept, plus neighbour lists of (\S+) kB: about (\S+) MB in", said
     )
@@ -152,7 +132,7 @@ def test_a_disk_that_is_too_small_is_told_of(
     small_disk = disk_usage(tmp_path)._replace(free=20_000_000)
     monkeypatch.setattr("adasim.train.start.shutil.disk_usage", lambda path: small_disk)
     pretrain(small(epochs=2), tmp_path / "run")
-    assert "Only 20 MB are free there." in words(capsys.readouterr().out)
+    assert "Only 20 MB are free there." in in_one_line(capsys.readouterr().out)
 
 
 def test_equal_encoders_are_equal_files(small: Small, tmp_path: Path) -> None:
@@ -166,15 +146,9 @@ def test_equal_encoders_are_equal_files(small: Small, tmp_path: Path) -> None:
 # Damaged lists
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 8
-    path.write_bytes(content)
-
-
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "one bit flipped": flip,
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[:40]),
+    "truncated": lambda path: os.truncate(path, 40),
     "missing": lambda path: path.unlink(),
 }
 
@@ -225,10 +199,10 @@ def test_a_run_that_lost_lists_goes_on_and_loses_no_more(
         small(epochs=6, neighbors__window=3, save__every_minutes=0.0), out, resume=True, hooks=kill_at(2)
     )
     assert again.wait() == -signal.SIGKILL, again.said
-    assert "without the lists of epoch 1" in words(again.said)
+    assert "without the lists of epoch 1" in in_one_line(again.said)
     resumed = runs.start(small(epochs=6, neighbors__window=3), out, resume=True)
     assert resumed.wait() == 0, resumed.said
-    assert "without the lists" not in words(resumed.said)
+    assert "without the lists" not in in_one_line(resumed.said)
 
 
 def test_a_whole_checkpoint_is_preferred_to_one_without_its_lists(small: Small, tmp_path: Path) -> None:
@@ -283,7 +257,7 @@ def test_lists_that_are_named_outside_their_folder_are_no_mere_loss(tmp_path: Pa
     """Hostile names make the whole checkpoint unusable; nothing is read at that place."""
     store = CheckpointStore(tmp_path, keep=2)
     path = store.save(1, {"g": {"x": torch.zeros(1)}}, {}, [])
-    from adasim.train.manifest import seal, unseal
+    from adasim.runs.manifest import seal, unseal
 
     values = unseal(path / "manifest.json")
     values["history"] = [{"name": "../lists.safetensors", "size": 1, "sha256": "0"}]

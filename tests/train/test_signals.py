@@ -6,86 +6,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import pytest
+from helpers import until
 from PIL import Image
+from pretrainings import STEP, WRITE, Digest, Ranks, Runs, Small, at, saved_steps
 
-from adasim.config import Config
-from adasim.files import TEMPORARY
+from adasim.api import pretrain
 from adasim.interrupts import Interrupts, Stopped
-from adasim.train.loop import pretrain
 from adasim.train.signals import StopRequests
 
-Small = Callable[..., Config]
-Digest = Callable[[Path], str]
+pytestmark = pytest.mark.slow
 
-STEP = "adasim.train.state:TrainState.count"
-WRITE = "adasim.train.checkpoint:_write"
 ANSWER = "Stopping after this step and a save."
-
-
-class Run(Protocol):
-    pid: int
-    said: str
-
-    def wait(self, seconds: float = ...) -> int: ...
-
-
-class Ranks(Protocol):
-    runs: list[Run]
-    said: list[str]
-
-    def wait(self, seconds: float = ...) -> list[int]: ...
-
-
-class Runs(Protocol):
-    def start(
-        self,
-        config: Config,
-        out: Path,
-        *,
-        resume: bool = False,
-        hooks: Sequence[dict[str, Any]] = (),
-        **_: Any,
-    ) -> Run: ...
-
-    def start_ranks(
-        self,
-        config: Config,
-        out: Path,
-        world: int,
-        *,
-        resume: bool = False,
-        hooks: Sequence[dict[str, Any]] = (),
-        **_: Any,
-    ) -> Ranks: ...
-
-
-def at(call: str, number: int, do: str, when: str = "after") -> dict[str, Any]:
-    return {"call": call, "number": number, "when": when, "do": do}
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def steps(out: Path) -> list[int]:
-    return sorted(
-        int(path.name[5:14]) for path in (out / "checkpoints").iterdir() if path.suffix != TEMPORARY
-    )
-
-
-@pytest.fixture(scope="module")
-def undisturbed(small: Small, digest: Digest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest at the end of a run that nothing happened to."""
-    return digest(pretrain(small(), tmp_path_factory.mktemp("undisturbed") / "run"))
 
 
 # A run
@@ -129,7 +65,7 @@ def test_whatever_asks_to_stop_the_run_is_saved_and_the_exit_code_says_so(
     assert run.wait() == code, run.said
     assert "Continue with: adasim pretrain --resume" in run.said
     assert "Traceback" not in run.said
-    assert 3 <= steps(tmp_path / "run")[-1] <= 5
+    assert 3 <= saved_steps(tmp_path / "run")[-1] <= 5
 
 
 def test_a_run_that_was_interrupted_in_its_last_step_is_complete_and_what_follows_is_not_started(
@@ -158,7 +94,7 @@ def test_usr1_saves_and_the_run_goes_on(
     run = runs.start(small(save__keep=9), tmp_path / "run", hooks=hooks, command=True)
     assert run.wait() == 0, run.said
     assert run.said.count("SIGUSR1: saving after this step.") == 1
-    assert steps(tmp_path / "run") == [3, 5, 6, 9, 12]
+    assert saved_steps(tmp_path / "run") == [3, 5, 6, 9, 12]
     assert digest(tmp_path / "run") == undisturbed
 
 
@@ -191,7 +127,7 @@ def test_usr1_under_slurm_requeues_once(
     assert calls.read_text() == "requeue 77\n"
     assert "Slurm will start job 77 again." in ranks.said[0]
     assert ranks.said[1] == ""
-    assert steps(out) == [3, 5]
+    assert saved_steps(out) == [3, 5]
     again = runs.start_ranks(config, out, 2, env={**env, "SLURM_RESTART_COUNT": "1"})
     assert again.wait() == [0, 0], again.said
     assert calls.read_text() == "requeue 77\n"
@@ -206,7 +142,7 @@ def test_a_requeue_that_slurm_refuses_is_told(
     run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 4, "signal USR1")], env=env, command=True)
     assert run.wait() == 138, run.said
     assert "requeue job 77 and refused (Job is not requeuable): submit it again" in run.said
-    assert steps(tmp_path / "run") == [3, 5]
+    assert saved_steps(tmp_path / "run") == [3, 5]
 
 
 def test_a_rank_that_leaves_at_once_does_not_leave_the_others_hanging(
@@ -230,7 +166,7 @@ def test_a_rank_that_leaves_at_once_does_not_leave_the_others_hanging(
 def test_an_interrupt_while_a_run_is_made_leaves_without_a_traceback(
     runs: Runs, small: Small, tmp_path: Path, call: str
 ) -> None:
-    hooks = [at(f"adasim.train.loop:{call}", 1, "interrupt")]
+    hooks = [at(f"adasim.train.pretrain:{call}", 1, "interrupt")]
     run = runs.start(small(), tmp_path / "run", hooks=hooks, command=True)
     assert run.wait() == 130
     assert run.said.endswith("adasim: Interrupted, leaving. Once more leaves at once.\n")

@@ -1,0 +1,54 @@
+"""What `adasim eval ...` asks beside the options of an evaluation, which stand in its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from adasim.errors import UserError
+from adasim.eval.evaluations.base import with_options
+from adasim.registry import EVALUATIONS, load_plugin
+
+
+@dataclass(kw_only=True)
+class Model:
+    """Which encoder."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run folder, a backbone.safetensors, or a timm model name."""
+
+
+@dataclass(kw_only=True)
+class TableArguments:
+    """Compare the newest results of several runs; differences to the first run stand in brackets."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
+    """Run folders (or files of results), the baseline first."""
+    format: Literal["terminal", "markdown", "latex"] = "terminal"
+
+
+def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
+    """The evaluation `name`, filled in; it has the fields of `Options` and of `Model` too."""
+    kind = with_options(EVALUATIONS[name], Model)
+    return tyro.cli(kind, args=list(arguments), prog=f"adasim eval {name}")
+
+
+def load_plugins(arguments: Sequence[str]) -> list[str]:
+    """Load the file of each `--plugin FILE`; returns the other arguments."""
+    rest: list[str] = []
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--plugin":
+            file = next(left, None)
+            if file is None:
+                raise UserError("--plugin needs the path of a Python file.")
+            load_plugin(file)
+        elif argument.startswith("--plugin="):
+            load_plugin(argument.partition("=")[2])
+        else:
+            rest.append(argument)
+    return rest

@@ -1,0 +1,90 @@
+"""`adasim eval ...`: measure an encoder, and compare what was measured.
+
+adasim eval knn RUN                               k-NN accuracy on the run's own data
+adasim eval linear RUN --data photos/             a linear layer on frozen features
+adasim eval fewshot RUN --data flowers/ pets/     5-way 5-shot episodes
+adasim eval segmentation RUN --data VOC2012/      a linear layer on patch features
+adasim eval table RUN RUN                         the runs' results side by side
+adasim eval --plugin FILE NAME RUN                an evaluation of your own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from adasim import terminal
+from adasim.cli.arguments import TableArguments, load_plugins, parse_evaluation
+from adasim.errors import UserError
+from adasim.eval.extractor import open_extractor
+from adasim.eval.results import column_order, compare
+from adasim.eval.tables import print_comparison, to_latex, to_markdown
+from adasim.registry import EVALUATIONS, nearest
+
+TABLE = "table"
+"""The one command here that measures nothing."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim eval ...`"""
+    console = terminal.console()
+    arguments = load_plugins(arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return show_evaluations(console)
+    name, rest = arguments[0], arguments[1:]
+    if name == TABLE:
+        return show_table(tyro.cli(TableArguments, args=rest, prog=f"adasim eval {TABLE}"), console)
+    if name not in EVALUATIONS:
+        known = nearest(name, [*evaluation_names(), TABLE])
+        raise UserError(
+            f"Unknown evaluation {name!r}. {known} One from a file of your own needs --plugin FILE."
+        )
+    evaluate(name, rest, console)
+
+
+def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
+    """Measure, print what was found, and keep it."""
+    evaluation = parse_evaluation(name, arguments)
+    extractor = open_extractor(
+        evaluation.model,
+        evaluation,
+        named_size=evaluation.named_size,
+        say=lambda sentence: console.print(sentence, soft_wrap=True),
+    )
+    report = evaluation.run(extractor)
+    report.show(console)
+    extractor.keep(report.results, evaluation.results)
+
+
+def show_table(arguments: TableArguments, console: Console) -> None:
+    comparison = compare(list(arguments.runs))
+    if arguments.format == "terminal":
+        print_comparison(comparison, console)
+    else:
+        console.out({"markdown": to_markdown, "latex": to_latex}[arguments.format](comparison), end="")
+
+
+def show_evaluations(console: Console) -> None:
+    console.print(Text.assemble(("adasim eval", "bold"), " WHAT MODEL [options]\n"))
+    lines = Table(box=None, padding=(0, 2), show_header=False)
+    for name in evaluation_names():
+        lines.add_row(Text(name, "bold"), EVALUATIONS[name].in_a_line())
+    lines.add_row(Text(TABLE, "bold"), "compare runs: the results side by side, also as Markdown or LaTeX")
+    console.print(lines)
+    console.print(
+        Text.assemble(
+            "\nMODEL is a run folder, a backbone.safetensors, or a timm model name. Results are kept in the "
+            "run's results.jsonl.\n",
+            ("adasim eval WHAT --help", "bold"),
+            " shows every option.",
+        )
+    )
+
+
+def evaluation_names() -> list[str]:
+    """In the order of a table's columns, those of plug-ins last."""
+    return sorted(EVALUATIONS.names(), key=column_order)

@@ -1,0 +1,122 @@
+"""The command line.
+
+    adasim demo                                       two minutes: generated images, AdaSim pairs, k-NN accuracy
+    adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
+    adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
+    adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
+    adasim plan --images 14000000 --ranks 8           what a run of that size needs, before you start it
+
+Bad input gets one sentence and exit code 2. What a signal stopped ends with 128 + its number: 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from adasim import terminal
+from adasim.errors import UserError
+from adasim.interrupts import Stopped, is_first
+
+
+def pretrain(arguments: Sequence[str]) -> None:
+    """`adasim pretrain ...`"""
+    from adasim.cli.pretrain import main as run
+
+    run(arguments)
+
+
+def demo(arguments: Sequence[str]) -> None:
+    """`adasim demo`"""
+    from adasim.demo import run_demo
+
+    tyro.cli(run_demo, args=arguments, prog="adasim demo")
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """`adasim eval ...`"""
+    # Heads take thousands of small steps; threads that spin while they wait are many times slower on a CPU
+    # that others use too. Read when torch is loaded, hence before the import.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from adasim.cli.evaluate import main as run
+
+    run(arguments)
+
+
+def plan(arguments: Sequence[str]) -> None:
+    """`adasim plan`"""
+    from adasim.plan import main as show_plan
+
+    show_plan(arguments)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "demo": (demo, "two minutes on generated images: pretrain, then k-NN accuracy"),
+    "pretrain": (pretrain, "pretrain an encoder on your images, or resume a run"),
+    "eval": (evaluate, "measure an encoder: k-NN, linear, few-shot, segmentation; compare runs"),
+    "plan": (plan, "memory, traffic and arithmetic of a run before you start it"),
+}
+
+
+def show_commands() -> None:
+    console = terminal.console()
+    console.print(
+        Text.assemble(
+            ("adasim", "bold"),
+            ": self-distillation on positive pairs from a learned neighbour distribution\n",
+        )
+    )
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for name, (_, text) in COMMANDS.items():
+        table.add_row(Text(f"adasim {name}", "bold"), text)
+    console.print(table)
+    console.print(Text.assemble(("\nadasim COMMAND --help", "bold"), " explains each."))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; bad input ends with a sentence on standard error and exit code 2."""
+    try:
+        try:
+            run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, not when Python ends: a pipe or a disk may refuse
+    except UserError as error:
+        if is_first():
+            terminal.complain(error)
+        sys.exit(2)
+    except BrokenPipeError:
+        terminal.discard_output()
+        raise Stopped(signal.SIGPIPE) from None
+    if terminal.is_unread():
+        raise Stopped(signal.SIGPIPE)
+    if (problem := terminal.output_error()) is not None:
+        terminal.complain(f"Not everything could be written to standard output: {problem.strerror}.")
+        sys.exit(1)
+
+
+def run(arguments: Sequence[str]) -> None:
+    arguments = [expand_home(argument) for argument in arguments]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return show_commands()
+    if arguments[0] == "--version":
+        from adasim import __version__
+
+        return print(f"adasim {__version__}")
+    if arguments[0] not in COMMANDS:
+        raise UserError(f"Unknown command {arguments[0]!r}. The commands are {', '.join(COMMANDS)}.")
+    COMMANDS[arguments[0]][0](arguments[1:])
+
+
+def expand_home(argument: str) -> str:
+    """`--data=~/x` as people mean it: the shell expands the tilde of a word, but not within one."""
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    kind, colon, path = value.partition(":") if re.match(r"\w+:~", value) else ("", "", value)
+    return option + equals + kind + colon + os.path.expanduser(path)

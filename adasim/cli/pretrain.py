@@ -1,0 +1,207 @@
+"""`adasim pretrain`: a recipe with changes, or a run to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, make_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from adasim import terminal
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.interrupts import is_first
+from adasim.recipes import RECIPES, get_recipe
+from adasim.registry import METHODS, load_plugin
+
+
+@dataclass
+class PretrainArguments:
+    """Pretrain an encoder on images without labels."""
+
+    out: Path
+    """The run folder to make: config, metrics, checkpoints and backbone.safetensors."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    overwrite: bool = False
+    """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """Python files that register methods, pair policies or kinds of data of your own (docs/extending.md)."""
+
+
+@dataclass
+class ResumeArguments:
+    """Continue a run where it stopped. What shapes the result cannot be changed, except that --epochs may be
+    raised: the schedules then follow the larger number from there on."""
+
+    resume: Path
+    """The run folder."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """The plug-ins that the run was started with."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim pretrain ...`"""
+    for path in option_values(arguments, "--plugin"):
+        load_plugin(path)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return show_recipes()
+    if option_values(arguments, "--resume"):
+        return resume(arguments)
+    recipe, rest = arguments[0], arguments[1:]
+    if recipe.startswith("-"):
+        raise UserError(f"Name a recipe before the options: one of {', '.join(RECIPES)}.")
+    config = get_recipe(recipe)
+    for method in option_values(rest, "--method")[-1:]:
+        config = with_method(config, method)
+    default = with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
+    if "-h" in rest:
+        return show_common_options(recipe, default)
+    about = f"{RECIPES[recipe].__doc__}\n\nA run that was stopped goes on with: adasim pretrain --resume RUN"
+    parsed = parse(default, rest, f"adasim pretrain {recipe}", about)
+
+    from adasim.api import (
+        pretrain as run,  # torch is slow to import, and a list of recipes must not wait for it
+    )
+
+    run(parsed.config, parsed.out, overwrite=parsed.overwrite)
+    say_where(parsed.out)
+
+
+def resume(arguments: Sequence[str]) -> None:
+    """`adasim pretrain --resume RUN`: the run's own configuration, with what may change overridden."""
+    from adasim.api import pretrain as run
+    from adasim.runs.folder import RunFolder
+
+    if "--overwrite" in arguments:
+        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
+    out = Path(option_values(arguments, "--resume")[0])
+    if not out.name or out.name.startswith("--"):
+        raise UserError("--resume needs the folder of a run.")
+    found = RunFolder.open(out, lock=False)
+    default = with_settings(ResumeArguments, found.config)(resume=out, config=found.config)
+    parsed = parse(default, arguments, "adasim pretrain", None)
+    if parsed.config.data.source == found.config.data.source:
+        found.check_source()
+    run(parsed.config, out, resume=True)
+    say_where(out)
+
+
+def option_values(arguments: Sequence[str], option: str) -> list[str]:
+    """The words that follow an option, as `--option WORD` or `--option=WORD`; an empty one where none follows."""
+    values = []
+    for place, argument in enumerate(arguments):
+        if argument == option:
+            values.append(arguments[place + 1] if place + 1 < len(arguments) else "")
+        elif argument.startswith(f"{option}="):
+            values.append(argument.removeprefix(f"{option}="))
+    return values
+
+
+def with_method(config: Config, method: str) -> Config:
+    """A recipe for another method: that one's own settings and augmentations, the rest as it was."""
+    if method == config.method or method not in METHODS:
+        return config  # an unknown one is refused when the option is read
+    views = replace(config.views, **METHODS[method].VIEWS)
+    return replace(config, method=method, settings=None, views=views)
+
+
+def with_settings(arguments: type[Any], config: Config) -> type[Any]:
+    """The arguments with options for the method's own settings, under the method's name."""
+    kind: Any = Annotated[type(config.settings), tyro.conf.arg(name=config.method)]
+    return make_dataclass(
+        arguments.__name__, [("settings", kind, field(default=None))], bases=(arguments,), kw_only=True
+    )
+
+
+def parse(default: Any, arguments: Sequence[str], program: str, about: str | None) -> Any:
+    """Read the options; the configuration that results is checked as a whole."""
+    default.settings = default.config.settings
+    parsed = tyro.cli(type(default), default=default, args=arguments, prog=program, description=about)
+    if parsed.settings is not None:
+        parsed.config = replace(parsed.config, settings=parsed.settings)
+    return parsed
+
+
+SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or synthetic[:COUNT]"
+COMMON = {
+    "data SOURCE": SOURCES,
+    "out RUN": "the run folder to make",
+    "pairs": "standard, nearest, adasim or oracle",
+    "plugin FILE": "methods, pairs or data of your own",
+    "epochs": "passes over the data",
+    "batch-size": "images per step, over all processes",
+    "optim.lr": "peak learning rate per 256 images",
+    "neighbors.window": "w: epochs of lists that are averaged",
+    "neighbors.k": "K: length of a list, size of the support",
+    "neighbors.tau": "temperature; 0 means standard pairs",
+    "views.size": "side of the global views in pixels",
+    "data.workers": "loader processes",
+    "eval.every": "k-NN accuracy every n epochs; 0: never",
+    "seed": "random seed",
+    "device": "auto, cpu, cuda, cuda:1, mps",
+}
+"""The options that most people need, and what they mean in few words."""
+
+
+def show_common_options(recipe: str, default: PretrainArguments) -> None:
+    """`adasim pretrain RECIPE -h`: one screen."""
+    console = terminal.console()
+    console.print(
+        Text.assemble((f"adasim pretrain {recipe}", "bold"), " --data SOURCE --out RUN [options]"),
+        soft_wrap=True,
+    )
+    console.print(
+        Text.assemble(("adasim pretrain", "bold"), " --resume RUN      go on where a run stopped\n")
+    )
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for option, meaning in COMMON.items():
+        table.add_row(f"--{option}", _value(default, option.split()[0]), meaning)
+    console.print(table)
+    console.print(Text.assemble(("\n--help", "bold"), " shows every option."))
+
+
+def _value(arguments: PretrainArguments, option: str) -> str:
+    if option == "out":
+        return str(arguments.out)
+    if option == "plugin":
+        return ""
+    value: object = arguments.config
+    for name in {"data": "data.source"}.get(option, option).replace("-", "_").split("."):
+        value = getattr(value, name)
+    return str(value)
+
+
+def show_recipes() -> None:
+    console = terminal.console()
+    console.print(Text.assemble(("adasim pretrain", "bold"), " RECIPE --data SOURCE --out RUN [options]"))
+    console.print(Text.assemble(("adasim pretrain", "bold"), " --resume RUN\n"))
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for name, recipe in RECIPES.items():
+        table.add_row(Text(name, "bold"), (recipe.__doc__ or "").splitlines()[0])
+    console.print(table)
+    console.print(f"\nSOURCE is {SOURCES}.")
+    console.print(
+        Text.assemble(
+            ("adasim pretrain RECIPE -h", "bold"),
+            " shows the options that most people need, ",
+            ("--help", "bold"),
+            " every one.",
+        )
+    )
+
+
+def say_where(out: Path) -> None:
+    if is_first() and (out / "backbone.safetensors").exists():
+        terminal.console().print(
+            f"Encoder: {out / 'backbone.safetensors'}   metrics: {out / 'metrics.jsonl'}   "
+            f"curves: tensorboard --logdir {out}",
+            soft_wrap=True,
+        )

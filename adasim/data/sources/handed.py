@@ -1,0 +1,266 @@
+"""Images that are handed over in Python: a tensor, an array, or any map-style data set of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from adasim.data.contents import UNREADABLE, hash_bytes, sample_ids
+from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet, Unreadable, numbered_classes
+from adasim.data.sources.opening import open_images
+from adasim.errors import UserError
+from adasim.registry import SOURCES
+from adasim.rgb import to_tensor
+
+KIND = "python"
+AGAIN = "Hand over the images that the run began with: data=... in Python"
+_LOOKED_AT = 8  # items that are read twice before anything begins
+
+
+@runtime_checkable
+class Items(Protocol):
+    """A map-style data set: torch's `Dataset` with a length, or a list."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: Any, /) -> Any: ...
+
+
+ImagesLike = str | ImageSet | Tensor | np.ndarray | Dataset[Any] | Items
+"""What `as_images` takes."""
+
+
+def as_images(data: ImagesLike, *, size: int = 32) -> ImageSet:
+    """Images of any make as an `ImageSet`.
+
+    Args:
+        data: a source string (see `open_images`); an `ImageSet`, which is returned as it is; a tensor or numpy array
+            of images, uint8 (N, C, H, W) or (N, H, W), where an array may also be (N, H, W, C); or a map-style data
+            set whose items are PIL images, tensors (C, H, W) or (H, W), or arrays that may also be (H, W, C), alone
+            or first in a tuple. C is 1 or 3. Floats must lie in 0..1 and are rounded to 8 bits. The labels of a data
+            set are its `targets` or `labels`, those of a `TensorDataset` its second tensor; items are not read for
+            them, which could take hours.
+        size: side in pixels of the images that the source `synthetic` draws.
+
+    >>> images = as_images(torch.zeros(10, 3, 8, 8, dtype=torch.uint8))
+    >>> len(images), tuple(images.load(0).shape)
+    (10, (3, 8, 8))
+    """
+    if isinstance(data, str):
+        return open_images(data, size=size)
+    if isinstance(data, ImageSet):
+        images = data
+        images.name = images.name or type(data).__name__
+    elif isinstance(data, Tensor | np.ndarray):
+        images = _stacked(data, "tensor" if isinstance(data, Tensor) else "array", None)
+    elif isinstance(data, TensorDataset) and data.tensors[0].ndim > 2:
+        labels = data.tensors[1] if len(data.tensors) > 1 else None
+        images = _stacked(data.tensors[0], "tensor", _usable_labels(labels, len(data)))
+    elif isinstance(data, Items) and not isinstance(data, Mapping | bytes | IterableDataset):
+        images = DatasetImages(data)
+    else:
+        raise UserError(
+            f"data is a {type(data).__name__}, which holds no images by number. Give a source string, an ImageSet, a "
+            f"tensor, or a data set with __len__ and __getitem__."
+        )
+    if not len(images):
+        raise UserError(f"There are no images in data ({type(data).__name__}).")
+    return images
+
+
+def source_of(data: ImagesLike) -> str:
+    """What stands as `data.source` in the configuration of a run on these images: `python:Tensor`."""
+    return data if isinstance(data, str) else f"{KIND}:{type(data).__name__}"
+
+
+def was_handed_over(source: str) -> bool:
+    """Whether a run's `data.source` says that its images came from Python."""
+    return source.startswith(f"{KIND}:")
+
+
+@SOURCES.register(KIND)
+def refuse_by_name(what: str, *, size: int, split: str, seed: int) -> ImageSet:
+    """Such images have a name in the configuration of their run, but nothing can open them by it."""
+    raise UserError(
+        f"The images {KIND}:{what} were handed over in Python, and no name opens them. Hand them over again, as in "
+        f"adasim.pretrain(config, out, data=images, resume=True); an evaluation takes others with --data."
+    )
+
+
+class DatasetImages(ImageSet):
+    """A map-style data set of images. In each process one thread at a time asks it, as with a DataLoader."""
+
+    def __init__(self, items: Items) -> None:
+        self._items = items
+        self._process, self._turn = os.getpid(), threading.Lock()
+        self.name = type(items).__name__
+        self.place = f"a {self.name} in Python"
+        ids = sample_ids(len(items), _LOOKED_AT)
+        self._refuse_what_is_no_image(ids)
+        self._refuse_random(ids)
+        self.labels = _labels(items)
+        self.classes = _class_names(items, self.labels)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def load(self, i: int) -> Tensor:
+        try:
+            return self._read(i).expand(3, -1, -1)
+        except Exception as error:  # somebody else's code: it raises anything
+            raise Unreadable(self.where(i), f"{error} ({type(error).__name__})") from None
+
+    def listing(self) -> list[str]:
+        return [f"items {len(self)}"]
+
+    def content(self, i: int, whole: bool = False) -> str:
+        try:
+            pixels = self.load(i)
+        except Unreadable:
+            return UNREADABLE
+        return hash_bytes(f"{tuple(pixels.shape)}".encode() + pixels.contiguous().numpy().tobytes())
+
+    def cache_key(self) -> str:
+        # Nothing but its items tells whether a data set is still the same.
+        return hash_bytes("".join([self.fingerprint(), *map(self.content, range(len(self)))]).encode())
+
+    def _read(self, i: int) -> Tensor:
+        if self._process != os.getpid():  # forked, perhaps while another thread had its turn
+            self._process, self._turn = os.getpid(), threading.Lock()
+        with self._turn:
+            return _item_pixels(self._items[int(i)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_process": None, "_turn": None}  # a lock cannot be pickled
+
+    def _refuse_what_is_no_image(self, ids: list[int]) -> None:
+        """If none of these items is an image, none will be: a sentence now, not a quarantine of all of them later."""
+        problem = ""
+        for i in ids:
+            try:
+                self.load(i)
+                return
+            except Unreadable as error:
+                problem = problem or str(error)
+        if problem:
+            raise UserError(
+                f"The items of {self.name} are no images: {problem}. Let each be a PIL image, or a uint8 tensor "
+                f"(C, H, W), alone or first in a tuple."
+            )
+
+    def _refuse_random(self, ids: list[int]) -> None:
+        if any(self.content(i) != self.content(i) for i in ids):
+            raise UserError(
+                f"{self.name} gives another image each time it is asked for the same one. Leave random transforms "
+                f"out of it: training views are cut and coloured by adasim."
+            )
+
+
+def _stacked(data: Tensor | np.ndarray, name: str, labels: Tensor | None) -> ArrayImages:
+    """All images in one tensor."""
+    shape = tuple(data.shape)
+    try:
+        pixels = _to_8_bits(data)
+        if pixels.ndim == 4:
+            pixels = _channels_first(pixels, either=isinstance(data, np.ndarray))
+        elif pixels.ndim == 3:
+            pixels = pixels[:, None]
+        else:
+            raise ValueError("images have two sides, and one or three channels")
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"data of shape {shape} and type {data.dtype} cannot be used: {error}. Give uint8 of shape "
+            f"(N, C, H, W) or (N, H, W), with C of 1 or 3."
+        ) from None
+    images = ArrayImages(name, pixels, labels)
+    images.place = f"{'an' if name == 'array' else 'a'} {name} in Python"
+    return images
+
+
+def _item_pixels(item: Any) -> Tensor:
+    """One item as uint8 (C, H, W). Raises ValueError or TypeError."""
+    if isinstance(item, tuple | list) and item:
+        item = item[0]
+    if isinstance(item, Image.Image):
+        return to_tensor(item)
+    if not isinstance(item, Tensor | np.ndarray):
+        raise ValueError(f"a {type(item).__name__} is no image")
+    pixels = _to_8_bits(item)
+    if pixels.ndim == 2:
+        return pixels[None]
+    if pixels.ndim != 3:
+        raise ValueError(f"an image has no shape {tuple(pixels.shape)}")
+    return _channels_first(pixels[None], either=isinstance(item, np.ndarray))[0]
+
+
+def _to_8_bits(data: Tensor | np.ndarray) -> Tensor:
+    pixels = torch.as_tensor(data).detach().cpu()
+    if pixels.is_floating_point():
+        if pixels.numel() and not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise ValueError(
+                f"floats must lie in 0..1, and these go from {float(pixels.min()):.3g} to {float(pixels.max()):.3g} "
+                f"(leave a normalisation out)"
+            )
+        return (pixels * 255).round().to(torch.uint8)
+    if pixels.dtype != torch.uint8:
+        raise ValueError(f"{pixels.dtype} is neither uint8 nor floats in 0..1")
+    return pixels
+
+
+def _channels_first(pixels: Tensor, either: bool) -> Tensor:
+    """(N, C, H, W); from (N, H, W, C), too, if they may be `either`, as numpy's are."""
+    if either and pixels.shape[3] in (1, 3):
+        pixels = pixels.permute(0, 3, 1, 2)
+    if pixels.shape[1] not in (1, 3):
+        raise ValueError(f"it has {pixels.shape[1]} channels, not 1 or 3")
+    if 0 in pixels.shape[1:]:
+        raise ValueError("it has no pixels")
+    return pixels.contiguous()
+
+
+def _labels(items: Any) -> Tensor | None:
+    """The data set's own list of them, if it has one and the first item agrees with it."""
+    if isinstance(items, Subset):
+        labels = _labels(items.dataset)
+        return None if labels is None else labels[torch.as_tensor(items.indices, dtype=torch.int64)]
+    listed = getattr(items, "targets", None)
+    listed = getattr(items, "labels", None) if listed is None else listed
+    labels = _usable_labels(listed, len(items))
+    if labels is not None:
+        first = items[0]
+        with suppress(TypeError, ValueError, RuntimeError):  # no number: nothing to compare with
+            if isinstance(first, tuple | list) and len(first) > 1 and int(first[1]) != int(labels[0]):
+                return None  # renumbered on the way
+    return labels
+
+
+def _usable_labels(listed: Any, count: int) -> Tensor | None:
+    """As int64 (N,), if they are whole numbers that can be classes."""
+    if listed is None:
+        return None
+    try:
+        labels = torch.as_tensor(listed)
+    except (TypeError, ValueError, RuntimeError):  # words, lists of boxes
+        return None
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.shape != (count,) or not count or not whole or labels.min() < 0 or labels.max() >= MAX_CLASSES:
+        return None
+    return labels.detach().cpu().to(torch.int64)
+
+
+def _class_names(items: Any, labels: Tensor | None) -> list[str]:
+    while isinstance(items, Subset):
+        items = items.dataset
+    names, numbers = getattr(items, "classes", None), numbered_classes(labels)
+    if labels is None or not isinstance(names, list | tuple) or len(names) < len(numbers):
+        return numbers
+    return [str(name) for name in names]

@@ -1,0 +1,105 @@
+"""Hugging Face datasets: the image column is found by its type, and so are the labels."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adasim.data.contents import UNREADABLE, hash_bytes, hash_file, open_regular
+from adasim.data.images import ImageSet, Unreadable
+from adasim.data.sources.decode import open_image
+from adasim.data.sources.found import few
+from adasim.errors import UserError
+from adasim.registry import SOURCES
+from adasim.rgb import to_tensor
+
+
+class HuggingFaceImages(ImageSet):
+    """One split of a Hugging Face data set, decoded on demand."""
+
+    def __init__(self, name: str, rows: Any, image: str, label: str | None) -> None:
+        import datasets
+
+        self.name = name
+        # Undecoded: the library would open files of every format that PIL knows.
+        self._rows = rows.cast_column(image, datasets.Image(decode=False))
+        self._mark = rows._fingerprint
+        self._image = image
+        self.others: dict[str, int] = {}  # how many images the data set's other splits have
+        if label is not None:
+            self.labels = torch.tensor(rows[label][:], dtype=torch.int64)
+            self.classes = list(rows.features[label].names)
+        else:
+            self.classes = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def load(self, i: int) -> Tensor:
+        try:
+            stored = self._rows[int(i)][self._image]
+            data = stored["bytes"]
+            with open_regular(stored["path"]) if data is None else io.BytesIO(data) as file:
+                return to_tensor(open_image(file))
+        except Exception as error:  # as with files: decoders raise nearly anything
+            raise Unreadable(self.where(i), f"{error} ({type(error).__name__})") from None
+
+    def listing(self) -> list[str]:
+        return [f"{self.name} {len(self)} rows, fingerprint {self._mark}"]
+
+    def unused(self) -> str:
+        counts = [f"{count:,} in {split}" for split, count in self.others.items()]
+        return f"{few(counts)} are not used" if counts else ""
+
+    def content(self, i: int, whole: bool = False) -> str:
+        try:
+            stored = self._rows[int(i)][self._image]
+            return (
+                hash_bytes(stored["bytes"])
+                if stored["bytes"] is not None
+                else hash_file(stored["path"], whole)
+            )
+        except Exception:  # a damaged table; loading the image will say why
+            return UNREADABLE
+
+    def cache_key(self) -> str:
+        states = [os.stat(file["filename"]) for file in self._rows.cache_files]
+        marks = [(state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in states]
+        return hash_bytes(f"{self.fingerprint()} {marks}".encode())
+
+
+@SOURCES.register("hf")
+def open_hub(name: str, *, size: int, split: str, seed: int) -> ImageSet:
+    """`hf:NAME`, a data set of the Hugging Face hub, or `hf:FOLDER`, one that was saved to disk."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"hf:{name} needs the datasets library: pip install 'adasim[hf]'.") from None
+    try:
+        opened = datasets.load_from_disk(name) if os.path.isdir(name) else datasets.load_dataset(name)
+    except Exception as error:
+        raise UserError(f"hf:{name} cannot be opened: {error}") from None
+    part, others = "", {}
+    if isinstance(opened, datasets.DatasetDict):
+        wanted = ("train",) if split == "train" else ("test", "validation", "valid", "val")
+        key = next((k for k in wanted if k in opened), None)
+        if key is None:
+            raise UserError(f"hf:{name} has no {split} split, only {', '.join(opened)}.")
+        others = {k: len(rows) for k, rows in opened.items() if k != key}
+        opened, part = opened[key], key
+    elif split == "test":
+        raise UserError(
+            f"hf:{name} is one split without test images. Save a DatasetDict with train and test."
+        )
+    images = [c for c, kind in opened.features.items() if isinstance(kind, datasets.Image)]
+    labels = [c for c, kind in opened.features.items() if isinstance(kind, datasets.ClassLabel)]
+    if not images:
+        raise UserError(f"hf:{name} has no image column: its columns are {', '.join(opened.features)}.")
+    found = HuggingFaceImages(Path(name).name, opened, images[0], labels[0] if labels else None)
+    found.place, found.split, found.others = f"hf:{name}", part, others
+    return found

@@ -1,0 +1,225 @@
+"""Images with a segmentation mask each: two folders, PASCAL VOC's layout or CamVid's, an .npz file, or generated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adasim.data.contents import hash_file, open_regular
+from adasim.data.images import ArrayImages, ImageSet, Unreadable
+from adasim.data.sources.decode import EXTENSIONS, decode, open_image
+from adasim.data.sources.folder import SPLIT_FOLDERS
+from adasim.data.sources.opening import open_images
+from adasim.errors import UserError
+
+IGNORE = 255
+VOC_CLASSES = [
+    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *(
+        "diningtable",
+        "dog",
+        "horse",
+        "motorbike",
+        "person",
+        "pottedplant",
+        "sheep",
+        "sofa",
+        "train",
+        "tvmonitor",
+    ),
+]
+_LISTS = {"train": ("trainaug", "train"), "test": ("val",)}
+
+
+class MaskedFiles(ImageSet):
+    """Pairs of files: a picture and its mask, whose pixel values (or palette places) are class ids."""
+
+    def __init__(self, name: str, pictures: list[Path], masks: list[Path], classes: list[str]) -> None:
+        self.name = name
+        self.classes = classes
+        self._pictures, self._masks = pictures, masks
+        self.place = str(pictures[0].parent)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def load(self, i: int) -> Tensor:
+        return decode(self.where(i))
+
+    def mask(self, i: int) -> Tensor:
+        path = self._masks[i]
+        try:
+            with open_regular(path) as file, open_image(file) as image:
+                if image.mode not in ("L", "P", "1"):
+                    raise UserError(
+                        f"The mask {path} has {image.mode} pixels; masks need one 8-bit class id per pixel "
+                        f"(greyscale or palette PNG)."
+                    )
+                return torch.from_numpy(np.array(image, dtype=np.uint8))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise Unreadable(str(path), f"{error} ({type(error).__name__})") from None
+
+    def where(self, i: int) -> str:
+        return str(self._pictures[i])
+
+    def content(self, i: int, whole: bool = False) -> str:
+        return hash_file(self._pictures[i], whole) + hash_file(self._masks[i], whole)
+
+    def listing(self) -> list[str]:
+        return [
+            f"{picture.name} {mask.name} {_size(picture)} {_size(mask)}"
+            for picture, mask in zip(self._pictures, self._masks, strict=True)
+        ]
+
+
+def open_masked(source: str, *, size: int, split: str) -> ImageSet:
+    """Images with masks. Raises a UserError if the source has no such split, or no masks.
+
+    Args:
+        source: a folder with images/ and masks/ (also inside train/ and test/ or val/), CamVid's with train/ and
+            trainannot/, test/ and testannot/, PASCAL VOC's with JPEGImages, SegmentationClass and ImageSets, an
+            .npz file with masks, or `synthetic[:COUNT]`.
+        size: side of the images that `synthetic` draws.
+    """
+    if not os.path.isdir(source):
+        images = open_images(source, size=size, split=split)
+        if images.mask(0) is None:
+            raise UserError(f"{source} has no masks. Give an .npz file with the arrays images and masks.")
+        _check_arrays(images)
+        return images
+    root = Path(source)
+    if (root / "SegmentationClass").is_dir() and (root / "JPEGImages").is_dir():
+        return _voc(root, split)
+    annotated = next((name for name in SPLIT_FOLDERS[split] if (root / f"{name}annot").is_dir()), None)
+    if annotated is not None:
+        return _pairs(f"{root.name}-{annotated}", root / annotated, root / f"{annotated}annot")
+    divided = next((root / name for name in SPLIT_FOLDERS[split] if (root / name / "masks").is_dir()), None)
+    if divided is None and split == "test":
+        raise UserError(
+            f"{source} has no test images with masks: no test/ or val/ with images/ and masks/ in it, "
+            f"and no testannot/ or valannot/."
+        )
+    return _two_folders(divided or root)
+
+
+def count_classes(images: ImageSet, wanted: int | None, ignore: Sequence[int] = ()) -> int:
+    """How many classes masks may show: as asked for, as the layout says, or the greatest id in them and one."""
+    if wanted is not None:
+        return wanted
+    if isinstance(images, MaskedFiles) and images.classes:
+        return len(images.classes)
+    greatest = -1
+    for i in range(len(images)):
+        mask = images.mask(i)
+        if mask is None:
+            continue
+        mask = blank(mask, ignore)
+        if (known := mask[mask != IGNORE]).numel():
+            greatest = max(greatest, int(known.max()))
+    if greatest < 0:
+        ids = ", ".join(str(i) for i in (IGNORE, *ignore))
+        raise UserError(f"Every pixel of the masks of {images.name} is ignored ({ids}): nothing to learn.")
+    return greatest + 1
+
+
+def blank(mask: Tensor, ignore: Sequence[int]) -> Tensor:
+    """The mask with `IGNORE` in place of the ids `ignore`."""
+    if not len(ignore):
+        return mask
+    return torch.where(torch.isin(mask.long(), torch.tensor(ignore)), IGNORE, mask)
+
+
+def class_names(images: ImageSet, num_classes: int) -> list[str]:
+    """What the ids of the masks mean: the data set's classes, behind a background where there is one, or numbers."""
+    names = images.classes
+    # Classes named by numbers are labels, which masks need not share.
+    if len(names) == num_classes - 1 and not names[0].isdigit():
+        names = ["background", *names]
+    return names if len(names) == num_classes else [str(i) for i in range(num_classes)]
+
+
+def require_same_size(picture: Tensor, mask: Tensor | None, where: str) -> Tensor:
+    """The mask, or a sentence if it is missing or of another size than its picture."""
+    if mask is None:
+        raise UserError(f"{where} has no mask. Give each image a mask.")
+    if picture.shape[-2:] != mask.shape[-2:]:
+        (a, b), (c, d) = mask.shape[-2:], picture.shape[-2:]
+        raise UserError(
+            f"The mask of {where} is {a} x {b} and its image {c} x {d} (height x width). Give each image a mask "
+            f"of its own size."
+        )
+    return mask
+
+
+def _check_arrays(images: ImageSet) -> None:
+    if isinstance(images, ArrayImages) and images.masks is not None:
+        if images.masks.ndim != 3:
+            raise UserError(
+                f"The masks of {images.name} have shape {tuple(images.masks.shape)}; give (images, height, width)."
+            )
+        require_same_size(images.images, images.masks, f"every image of {images.name}")
+
+
+def _two_folders(root: Path) -> MaskedFiles:
+    pictures, masks = root / "images", root / "masks"
+    if not (pictures.is_dir() and masks.is_dir()):
+        raise UserError(
+            f"{root} has no masks: it needs the folders images and masks, or CamVid's train and trainannot, or "
+            f"PASCAL VOC's JPEGImages, SegmentationClass and ImageSets."
+        )
+    return _pairs(root.name, pictures, masks)
+
+
+def _pairs(name: str, pictures: Path, masks: Path) -> MaskedFiles:
+    """The pictures of one folder and the masks of the same stem in another."""
+    if not pictures.is_dir():
+        raise UserError(f"{masks} has masks, but their images are missing: there is no folder {pictures}.")
+    by_stem = {path.stem: path for path in _files(masks)}
+    found = _files(pictures)
+    if not found:
+        raise UserError(f"No images in {pictures}.")
+    missing = [path.name for path in found if path.stem not in by_stem]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(
+            f"{masks} has no mask for {', '.join(missing[:3])}{more}. Give each image a mask of the same name."
+        )
+    return MaskedFiles(name, found, [by_stem[path.stem] for path in found], [])
+
+
+def _voc(root: Path, split: str) -> MaskedFiles:
+    lists = root / "ImageSets" / "Segmentation"
+    for name in _LISTS[split]:
+        # The 10,582 images of trainaug have their masks in a folder that VOC itself does not bring.
+        masks = root / ("SegmentationClassAug" if name == "trainaug" else "SegmentationClass")
+        if (lists / f"{name}.txt").is_file() and masks.is_dir():
+            stems = (lists / f"{name}.txt").read_text().split()
+            break
+    else:
+        raise UserError(f"{root} is laid out as PASCAL VOC, but {lists / _LISTS[split][-1]}.txt is missing.")
+    if not stems:
+        raise UserError(f"{lists / name}.txt names no images.")
+    pictures = [root / "JPEGImages" / f"{stem}.jpg" for stem in stems]
+    targets = [masks / f"{stem}.png" for stem in stems]
+    absent = next((path for path in (*pictures, *targets) if not path.is_file()), None)
+    if absent is not None:
+        raise UserError(f"{absent} is missing, though {lists / name}.txt names it.")
+    return MaskedFiles(f"{root.name}-{name}", pictures, targets, VOC_CLASSES)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.iterdir() if path.suffix[1:].lower() in EXTENSIONS and path.is_file()
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,73 @@
+"""`open_images`: from what a person types after `--data` to an `ImageSet`."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from adasim.data.images import ImageSet
+from adasim.data.sources.folder import open_folder
+from adasim.data.sources.npz import open_npz
+from adasim.errors import UserError
+from adasim.registry import SOURCES
+
+_BUILT_IN = "a folder of images, an .npz file, hf:NAME or hf:FOLDER, and synthetic[:COUNT] (generated images)"
+_TOLD = ("hf", "synthetic", "embedded", "python")  # kinds that `_BUILT_IN` names, or that nobody types
+
+
+def open_images(source: str, *, size: int = 32, split: str = "train", seed: int = 0) -> ImageSet:
+    """Open a data set by name.
+
+    Args:
+        source: a folder of images (class folders, nested or flat; train/ and test/ or val/ inside, if there are any,
+            are the splits), an `.npz` file, or `KIND:...` for a kind of `adasim.registry.SOURCES`: `hf:NAME` or
+            `hf:FOLDER`, `synthetic[:COUNT]` (formerly `embedded`), or one from a plug-in.
+        size: side in pixels of the images that `synthetic` draws; files keep theirs.
+        split: "train" or "test".
+        seed: random seed of `synthetic`.
+    """
+    if split not in ("train", "test"):
+        raise UserError(f"split={split} must be train or test.")
+    if not source:
+        raise UserError(
+            "Which images? Name them with --data, as in: adasim pretrain dino-vit-s16 --data ~/photos --out "
+            f"runs/photos. Known are {_known()}."
+        )
+    kind, _, rest = source.partition(":")
+    if kind in SOURCES:
+        return _opened(source, SOURCES[kind](rest, size=size, split=split, seed=seed))
+    if source.endswith(".npz"):
+        return open_npz(source, split)
+    if os.path.isfile(source):
+        raise UserError(f"{source} is a file of a kind that is not known. Known are {_known()}.")
+    if not is_path(source):
+        raise UserError(
+            f"{source} is no folder, and data of the kind {kind!r} are not known. Known are {_known()}. A kind "
+            f"from a file of your own needs --plugin FILE."
+        )
+    return open_folder(source, split)
+
+
+def is_path(source: str) -> bool:
+    """Whether a source is the path of a folder or of a file, and not `KIND:...`, known or not."""
+    kind, colon, _ = source.partition(":")
+    if kind in SOURCES:
+        return False
+    return not colon or os.path.exists(source) or re.fullmatch(r"[A-Za-z][\w-]+", kind) is None
+
+
+def _known() -> str:
+    others = [f"{name}:..." for name in SOURCES.names() if name not in _TOLD]
+    return ", ".join([_BUILT_IN, *others])
+
+
+def _opened(source: str, images: object) -> ImageSet:
+    """What a source's function gave; a name and a place are filled in where it left them out."""
+    if not isinstance(images, ImageSet):
+        raise UserError(
+            f"What opens {source} gave no ImageSet but {type(images).__name__}. Let it return one; "
+            f"adasim.data.as_images makes one of a tensor or a Dataset."
+        )
+    images.name = images.name or source
+    images.place = images.place or source
+    return images

@@ -1,0 +1,1 @@
+"""Generated images of patterns, for the demo, the desk recipes and the tests."""

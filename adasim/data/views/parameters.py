@@ -1,0 +1,130 @@
+"""What is random about a view: one row of uniforms becomes one set of augmentation parameters.
+
+Both engines (`per_image`; `batched`, whole batches) take their parameters from here, so one name
+(seed, view, epoch, image id) means the same view in both, up to the rounding of 8-bit pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from adasim import seeding
+from adasim.config import ViewsConfig
+
+_TRIES = 10  # torchvision's RandomResizedCrop gives up after as many
+_COLUMNS = {"shape": 2 * _TRIES, "place": 2, "flip": 1, "apply": 4, "jitter": 4, "order": 4, "sigma": 1}
+UNIFORMS = sum(_COLUMNS.values())
+RATIO = (3 / 4, 4 / 3)
+SIGMA = (0.1, 2.0)
+SOLARIZE_FROM = 128  # 8-bit levels from here up are inverted
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """The augmentation of one view: the configuration's probabilities and ranges times its strengths."""
+
+    size: int
+    scale: tuple[float, float]
+    interpolation: Literal["bilinear", "bicubic"]
+    jitter: tuple[float, float, float, float]
+    """Ranges of brightness, contrast, saturation and hue."""
+    jitter_p: float
+    grey_p: float
+    blur_p: float
+    solarize_p: float
+
+    @classmethod
+    def of(cls, config: ViewsConfig, view: int) -> ViewSettings:
+        """Views 1 and 2 are the global ones; from 3 on they are local crops."""
+        local = view > 2
+        brightness, contrast, saturation, hue = (config.color * s for s in config.jitter)
+        return cls(
+            size=config.local_size if local else config.size,
+            scale=config.local_scale if local else config.scale,
+            interpolation=config.interpolation,
+            jitter=(brightness, contrast, saturation, hue),
+            jitter_p=0.8 if config.color else 0.0,
+            grey_p=0.2 * config.color,
+            blur_p=config.blur_p[min(view, 3) - 1] * config.blur,
+            solarize_p=0.0 if local else config.solarize_p[view - 1] * config.solarize,
+        )
+
+
+def view_uniforms(seed: int, view: int, epoch: int, ids: Tensor) -> Tensor:
+    """What `draw` makes view number `view` of these images in this epoch from: float64 (B, UNIFORMS), a pure function
+    of the arguments. The only place that says how a view's randomness is named."""
+    return seeding.uniform(seed, f"view{view}", epoch, ids, UNIFORMS)
+
+
+@dataclass(frozen=True)
+class Params:
+    """The parameters of B views; every field has B rows."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    flip: Tensor
+    jitter: Tensor
+    """Whether the colours are jittered at all."""
+    factors: Tensor
+    """(B, 4): brightness, contrast and saturation factors, and the shift of hue in turns."""
+    order: Tensor
+    """(B, 4): which of the four comes first, second, third, fourth."""
+    grey: Tensor
+    blur: Tensor
+    sigma: Tensor
+    solarize: Tensor
+
+
+def draw(settings: ViewSettings, heights: Tensor, widths: Tensor, uniforms: Tensor) -> Params:
+    """Parameters for images of these sizes (B,), from uniforms float64 (B, UNIFORMS)."""
+    u = dict(zip(_COLUMNS, uniforms.split(list(_COLUMNS.values()), dim=1), strict=True))
+    top, left, height, width = _crop(settings.scale, heights, widths, u["shape"], u["place"])
+    jitter, grey, blur, solarize = u["apply"].unbind(1)
+    ranges = torch.tensor(settings.jitter, dtype=torch.float64)
+    neutral = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    return Params(
+        top=top,
+        left=left,
+        height=height,
+        width=width,
+        flip=u["flip"][:, 0] < 0.5,
+        jitter=jitter < settings.jitter_p,
+        factors=neutral + ranges * (2 * u["jitter"] - 1),
+        order=u["order"].argsort(1),
+        grey=grey < settings.grey_p,
+        blur=blur < settings.blur_p,
+        sigma=SIGMA[0] + (SIGMA[1] - SIGMA[0]) * u["sigma"][:, 0],
+        solarize=solarize < settings.solarize_p,
+    )
+
+
+def _crop(
+    scale: tuple[float, float], heights: Tensor, widths: Tensor, shape: Tensor, place: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """RandomResizedCrop's rule: the first of ten random shapes that fits, else the largest, centred."""
+    H, W = heights.double()[:, None], widths.double()[:, None]
+    low, high = math.log(RATIO[0]), math.log(RATIO[1])
+    area = H * W * (scale[0] + (scale[1] - scale[0]) * shape[:, :_TRIES])  # (B, tries)
+    ratio = (low + (high - low) * shape[:, _TRIES:]).exp()
+    tall, wide = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+    fits = (tall > 0) & (tall <= H) & (wide > 0) & (wide <= W)
+    first = fits.int().argmax(1, keepdim=True)
+    h, w = tall.gather(1, first), wide.gather(1, first)
+    top = (place[:, :1] * (H - h + 1)).floor()
+    left = (place[:, 1:] * (W - w + 1)).floor()
+
+    fallback = ~fits.any(1, keepdim=True)
+    if fallback.any():
+        h2 = torch.minimum(H, (W / RATIO[0]).round())
+        w2 = torch.minimum(W, (H * RATIO[1]).round())
+        h, w = torch.where(fallback, h2, h), torch.where(fallback, w2, w)
+        top = torch.where(fallback, ((H - h) / 2).floor(), top)
+        left = torch.where(fallback, ((W - w) / 2).floor(), left)
+    return tuple(t[:, 0].long() for t in (top, left, h, w))  # type: ignore[return-value]

@@ -1,0 +1,51 @@
+"""`adasim eval knn`"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.table import Table
+
+from adasim.eval.evaluations.base import Evaluation
+from adasim.eval.extractor import Extractor
+from adasim.eval.options import Sources
+from adasim.eval.protocols.knn import knn_accuracy
+from adasim.eval.report import Report
+from adasim.registry import EVALUATIONS
+
+PUBLISHED_K = (10, 20, 100, 200)
+
+
+@EVALUATIONS.register("knn")
+@dataclass(kw_only=True)
+class Knn(Evaluation, Sources):
+    """Weighted k-NN vote on frozen features (the paper reports k = 20)."""
+
+    summary: ClassVar[str] = "k-NN accuracy: DINO's weighted vote for k = 10, 20, 100, 200"
+
+    k: tuple[int, ...] | None = None
+    """How many neighbours vote; 10, 20, 100 and 200 by default."""
+
+    def run(self, extractor: Extractor) -> Report:
+        split = extractor.open_split(self)
+        found = extractor.split_features(split)
+        ks = self.k
+        if ks is None:  # those that the training set allows
+            ks = tuple(k for k in PUBLISHED_K if k <= len(found.train_labels)) or PUBLISHED_K[:1]
+        scores = knn_accuracy(
+            found.train.values, found.train_labels, found.test.values, found.test_labels, k=ks
+        )
+        table = Table("k", "top-1", "top-5", box=None, padding=(0, 2))
+        for k, score in scores.items():
+            table.add_row(str(k), f"{score.top1:.2f}", f"{score.top5:.2f}", style="bold" if k == 20 else "")
+        main = 20 if 20 in scores else max(scores)
+        result = extractor.result(
+            "knn",
+            scores[main].top1,
+            setting=f"k={main}",
+            metrics={f"top{n}_k{k}": score[i] for k, score in scores.items() for i, n in enumerate((1, 5))},
+            data=split,
+            settings={"k": list(scores), "temperature": 0.07, "size": extractor.encoder.transform.size},
+        )
+        return Report(results=(result,), title=extractor.title("k-NN", split), table=table)

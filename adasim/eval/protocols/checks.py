@@ -1,0 +1,136 @@
+"""What every evaluation refuses, in one place: one sentence per bad input, with its name and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adasim.errors import UserError
+
+_SUM_TYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+class CheckedSets(NamedTuple):
+    """Checked train and test sets; labels became 0..C-1, in the order of the C values seen in training."""
+
+    train: Tensor  # (N, D)
+    train_labels: Tensor  # (N,) int64
+    test: Tensor  # (M, D)
+    test_labels: Tensor  # (M,) int64
+    classes: Tensor  # (C,) the labels as they were given
+
+
+def check_split(train: Any, train_labels: Any, test: Any, test_labels: Any) -> CheckedSets:
+    """Two labelled sets of features (tensors or arrays) that fit together, or a UserError."""
+    train, test = check_features(train, "train_features"), check_features(test, "test_features")
+    if train.shape[1] != test.shape[1]:
+        raise UserError(
+            f"train_features are {train.shape[1]} wide and test_features {test.shape[1]}. "
+            f"Extract both with the same backbone."
+        )
+    train_labels = check_labels(train_labels, len(train), "train_labels").to(train.device)
+    test_labels = check_labels(test_labels, len(test), "test_labels").to(train.device)
+    classes, train_labels = train_labels.unique(return_inverse=True)  # sorted: the order of classes is kept
+    places = torch.searchsorted(classes, test_labels).clamp(max=len(classes) - 1)
+    unseen = test_labels[classes[places] != test_labels].unique().tolist()
+    if unseen:
+        raise UserError(
+            f"test_labels hold {_some(unseen)} that train_labels never show. "
+            f"Leave those images out, or train on a split that has every class."
+        )
+    return CheckedSets(train, train_labels, test.to(train.device), places, classes)
+
+
+def check_features(features: Any, name: str) -> Tensor:
+    """An (N, D) table of finite floating-point features, N and D at least 1."""
+    features = torch.as_tensor(features)
+    if features.ndim != 2 or features.numel() == 0:
+        raise UserError(f"{name} has shape {tuple(features.shape)}; give a non-empty (images, width) table.")
+    if not features.is_floating_point():
+        raise UserError(f"{name} holds {features.dtype}; give floating-point features.")
+    # A row's sum is finite only if every value is; the other way round overflow may deceive, so look again.
+    for row in (
+        (~torch.isfinite(features.sum(dim=1, dtype=_SUM_TYPE.get(features.dtype)))).nonzero()[:, 0].tolist()
+    ):
+        if not torch.isfinite(features[row]).all():
+            raise UserError(
+                f"{name} has a NaN or infinite value in row {row}. "
+                f"Leave that image out, or extract again in fp32 from a checkpoint that did not diverge."
+            )
+    return features
+
+
+def check_labels(labels: Any, count: int, name: str) -> Tensor:
+    """One whole-number label of 0 or more per image, as int64; -1 stands for a missing label."""
+    labels = torch.as_tensor(labels)
+    if labels.ndim != 1 or len(labels) != count:
+        raise UserError(
+            f"{name} has shape {tuple(labels.shape)} for {count} images; give one label per image."
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise UserError(f"{name} holds {labels.dtype}; give whole numbers, one per class.")
+    labels = labels.to(torch.int64)
+    missing = int((labels < 0).sum())
+    if missing:
+        row = int((labels < 0).nonzero()[0])
+        raise UserError(
+            f"{name}: {missing} of {count} images have no label (the first is row {row}). "
+            f"Label them or leave them out."
+        )
+    return labels
+
+
+def check_batch(features: Tensor, labels: Tensor, dim: int, num_classes: int) -> Tensor:
+    """One batch of a stream, for a head of `num_classes` over width `dim`; returns the labels as int64."""
+    features = check_features(features, "a training batch")
+    if features.shape[1] != dim:
+        raise UserError(
+            f"A training batch is {features.shape[1]} wide and test_features {dim}. Use one backbone."
+        )
+    labels = check_labels(labels, len(features), "the labels of a training batch")
+    if int(labels.max()) >= num_classes:
+        raise UserError(f"A training batch holds label {int(labels.max())}, but num_classes={num_classes}.")
+    return labels
+
+
+def check_masks(masks: Tensor, num_classes: int, ignore: int, size: tuple[int, int] | None = None) -> Tensor:
+    """Masks of ids 0..num_classes-1 or `ignore`, and of the images' `size` (height, width) if given."""
+    if masks.is_floating_point() or masks.is_complex() or masks.dtype == torch.bool:
+        raise UserError(f"The masks hold {masks.dtype}; give whole numbers, one id per class.")
+    if size is not None and tuple(masks.shape[-2:]) != tuple(size):
+        raise UserError(
+            f"A mask is {_pixels(masks.shape[-2:])} and its image {_pixels(size)} (height x width). "
+            f"Give each image a mask of its own size."
+        )
+    unknown = masks[((masks < 0) | (masks >= num_classes)) & (masks != ignore)].unique().tolist()
+    if unknown:
+        raise UserError(
+            f"The masks hold {_some(unknown)}; this data set has classes 0 to {num_classes - 1}, "
+            f"and {ignore} for pixels to ignore. Remap the masks or raise num_classes."
+        )
+    return masks
+
+
+def check_positive(**values: float) -> None:
+    """Refuse any named value that is not above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise UserError(f"{name}={value} must be above 0.")
+
+
+def class_name(label: int, names: Sequence[str] | None) -> str:
+    """How a sentence calls a class: by its name where there is one."""
+    return f"'{names[label]}'" if names is not None and label < len(names) else f"class {label}"
+
+
+def _some(values: list[int]) -> str:
+    shown = ", ".join(str(value) for value in values[:5])
+    more = f" and {len(values) - 5} more" if len(values) > 5 else ""
+    return f"id{'s' if len(values) > 1 else ''} {shown}{more}"
+
+
+def _pixels(size: Sequence[int]) -> str:
+    return " x ".join(str(side) for side in size)

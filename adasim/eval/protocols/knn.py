@@ -1,0 +1,138 @@
+"""k-NN classification of frozen features by DINO's weighted vote (Caron et al., 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from adasim.errors import UserError
+from adasim.eval.protocols.checks import check_positive, check_split
+from adasim.neighbors import QuantizedRows, merge, search
+
+_QUERIES = 16384  # test images searched for at a time
+_ROW_VALUES = 1 << 28  # training values normalised at a time: 1 GB, half of ImageNet at width 384
+_INT8_QUERIES = 2048  # test images from which an int8 copy of the training features pays
+_SCORE_VALUES = 1 << 24  # (test image, class) scores held at a time
+
+
+class KnnAccuracy(NamedTuple):
+    """Percent of the test images whose class is the best, or among the five best."""
+
+    top1: float
+    top5: float
+
+
+@overload
+def knn_accuracy(
+    train_features: Any,
+    train_labels: Any,
+    test_features: Any,
+    test_labels: Any,
+    k: int = 20,
+    temperature: float = 0.07,
+) -> KnnAccuracy: ...
+
+
+@overload
+def knn_accuracy(
+    train_features: Any,
+    train_labels: Any,
+    test_features: Any,
+    test_labels: Any,
+    k: Sequence[int],
+    temperature: float = 0.07,
+) -> dict[int, KnnAccuracy]: ...
+
+
+def knn_accuracy(
+    train_features: Any,
+    train_labels: Any,
+    test_features: Any,
+    test_labels: Any,
+    k: int | Sequence[int] = 20,
+    temperature: float = 0.07,
+) -> KnnAccuracy | dict[int, KnnAccuracy]:
+    """Classify each test image by a vote of its `k` nearest training images in cosine similarity.
+
+    A neighbour at similarity s gives its class exp(s / temperature). Classes are ranked by their sum, ties by
+    the smaller label; top-5 looks at the first min(5, k) of the ranking, as DINO's script does.
+
+    Args:
+        train_features: (N, D), of any length: both sides are normalised here.
+        train_labels: (N,) whole numbers, in any range.
+        test_features: (M, D).
+        test_labels: (M,); each must occur among `train_labels`.
+        k: how many neighbours vote. A sequence gives a dict from each k to its accuracy, out of one search.
+        temperature: DINO's 0.07.
+
+    >>> train = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> knn_accuracy(train, [3, 8], torch.tensor([[2.0, 1.0]]), [3], k=1)
+    KnnAccuracy(top1=100.0, top5=100.0)
+    """
+    split = check_split(train_features, train_labels, test_features, test_labels)
+    ks = sorted({k} if isinstance(k, int) else set(k))
+    check_positive(temperature=temperature, k=min(ks, default=0))
+    if ks[-1] > len(split.train):
+        raise UserError(f"k={ks[-1]} is more than the {len(split.train)} training images. Lower k.")
+
+    hits = torch.zeros(len(ks), 2, dtype=torch.int64)  # top-1 and top-5 per k
+    voting = max(1, _SCORE_VALUES // len(split.classes))  # test images that vote at a time
+    for start in range(0, len(split.test), _QUERIES):
+        labels = split.test_labels[start : start + _QUERIES]
+        similarities, ids = _nearest(split.test[start : start + _QUERIES], split.train, ks[-1])  # (B, K)
+        voters = split.train_labels[ids]
+        for first in range(0, len(ids), voting):
+            rows = slice(first, first + voting)
+            ranks = _ranks(
+                similarities[rows], voters[rows], labels[rows], ks, temperature, len(split.classes)
+            )
+            for place, (size, rank) in enumerate(zip(ks, ranks, strict=True)):
+                hits[place, 0] += int((rank < 1).sum())
+                hits[place, 1] += int((rank < min(5, size)).sum())
+
+    percent = (hits.double() * 100 / len(split.test)).tolist()
+    results = {size: KnnAccuracy(*row) for size, row in zip(ks, percent, strict=True)}
+    return results[k] if isinstance(k, int) else results
+
+
+def _nearest(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best rows by cosine similarity, best first, ties to the smaller id: (B, k) similarities and ids.
+
+    The rows are normalised a part at a time: the search takes inner products, and a normalised copy of all
+    rows would double the memory of a large training set.
+    """
+    queries = normalize(queries.float(), dim=1)
+    step = max(k, _ROW_VALUES // rows.shape[1])
+    lists: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(rows), step):
+        part = normalize(rows[start : start + step].float(), dim=1)
+        # An int8 copy takes about as long to make as 500 queries take to search; the answer is the same.
+        quantized = QuantizedRows(part) if len(queries) >= _INT8_QUERIES and part.numel() >= 1 << 24 else None
+        similarities, ids = search(queries, part, min(k, len(part)), quantized=quantized, row_norm=1.001)
+        del part, quantized  # before the next ones are made
+        lists.append((similarities, ids + start))
+        if len(lists) == 2:
+            (best, best_ids), (more, more_ids) = lists
+            lists = [merge(torch.cat([best, more], dim=1), torch.cat([best_ids, more_ids], dim=1), k)]
+    return lists[0]
+
+
+def _ranks(
+    similarities: Tensor, voters: Tensor, labels: Tensor, ks: list[int], temperature: float, num_classes: int
+) -> list[Tensor]:
+    """For each k, the place (0 is best) of the true class in the ranking of each row: a (B,) tensor."""
+    # Relative to the best neighbour: the ranking is the same, and a low temperature does not overflow.
+    weights = ((similarities - similarities[:, :1]) / temperature).exp()  # (B, K)
+    scores = weights.new_zeros(len(labels), num_classes)  # (B, C)
+    smaller = torch.arange(num_classes, device=labels.device) < labels[:, None]
+    ranks, done = [], 0
+    for k in ks:  # ascending: each k adds the votes that the one before it did not count
+        scores.scatter_add_(1, voters[:, done:k], weights[:, done:k])
+        true = scores.gather(1, labels[:, None])
+        ranks.append(((scores > true) | ((scores == true) & smaller)).sum(dim=1))
+        done = k
+    return ranks

@@ -1,0 +1,201 @@
+"""Linear segmentation: a 1x1 convolution on frozen patch features, scored by mean intersection over union."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adasim import seeding
+from adasim.errors import UserError
+from adasim.eval.protocols.checks import check_masks, check_positive
+
+MaskBatches = Iterable[tuple[Tensor, Tensor]]
+"""(B, D, h, w) patch features and their (B, H, W) masks, batch after batch."""
+
+_PIXELS = 1 << 22  # pixels counted at a time
+_LOGITS = 1 << 25  # upsampled logits held at a time: 128 MB
+
+
+class MeanIou(NamedTuple):
+    """Intersection over union in percent, from counts over all pixels of all images."""
+
+    miou: float
+    """Mean over all classes; a class that is in no mask and no prediction counts 0, as published."""
+    miou_present: float
+    """The same mean without such absent classes."""
+    iou: tuple[float, ...]
+    """Per class; 0 for an absent one."""
+
+
+class Confusion:
+    """Counts of (true class, predicted class) pixels, over as many images as are added."""
+
+    def __init__(self, num_classes: int, ignore: int = 255, left_out: Sequence[int] = ()) -> None:
+        check_positive(num_classes=num_classes)
+        self.num_classes = num_classes
+        self.ignore = ignore
+        self.left_out = [i for i in left_out if 0 <= i < num_classes]
+        self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)  # (true, predicted)
+
+    def add(self, predictions: Tensor, targets: Tensor) -> None:
+        """Count class ids of equal shapes; pixels whose target is `ignore` are left out."""
+        if predictions.shape != targets.shape:
+            raise UserError(
+                f"The predictions have shape {tuple(predictions.shape)} and the masks "
+                f"{tuple(targets.shape)}. Resize one to the other before they are compared."
+            )
+        check_masks(targets, self.num_classes, self.ignore)
+        C = self.num_classes
+        for guess, truth in zip(
+            predictions.flatten().split(_PIXELS), targets.flatten().split(_PIXELS), strict=True
+        ):
+            kept = truth != self.ignore
+            guess, truth = guess[kept].to(torch.int64), truth[kept].to(torch.int64)
+            if len(guess) and not 0 <= int(guess.min()) <= int(guess.max()) < C:
+                raise UserError(f"The predictions hold ids outside 0 to {C - 1}. Raise num_classes.")
+            self.counts += torch.bincount(truth * C + guess, minlength=C * C).view(C, C).cpu()
+
+    def result(self) -> MeanIou:
+        """IoU = tp / (tp + fp + fn) of each class, and its means."""
+        both = self.counts.diagonal()  # tp
+        either = self.counts.sum(dim=0) + self.counts.sum(dim=1) - both  # tp + fp + fn
+        if not int(either.sum()):
+            raise UserError(
+                f"Every pixel of the masks is {self.ignore} (ignored), so there is nothing to score."
+            )
+        iou = 100 * both.double() / either.clamp(min=1)
+        scored = torch.ones(self.num_classes, dtype=torch.bool)
+        scored[self.left_out] = False
+        present = scored & (either > 0)
+        return MeanIou(float(iou[scored].mean()), float(iou[present].mean()), tuple(iou.tolist()))
+
+
+def miou(predictions: Tensor, targets: Tensor, num_classes: int, ignore: int = 255) -> MeanIou:
+    """Mean intersection over union of class ids, both of shape (images, H, W) or any other equal shape."""
+    confusion = Confusion(num_classes, ignore)
+    confusion.add(predictions, targets)
+    return confusion.result()
+
+
+@dataclass(frozen=True)
+class SegmentationResult:
+    """The test score after every epoch."""
+
+    epochs: tuple[MeanIou, ...]
+
+    @property
+    def best(self) -> MeanIou:
+        """The best epoch: how the paper reports."""
+        return max(self.epochs, key=lambda score: score.miou)
+
+    @property
+    def last(self) -> MeanIou:
+        """The last epoch: no choice made by looking at the test set."""
+        return self.epochs[-1]
+
+
+class LinearSegmenter(nn.Module):
+    """One 1x1 convolution with bias, D to C channels; its logits are upsampled bilinearly to the masks."""
+
+    def __init__(self, dim: int, num_classes: int, seed: int = 0) -> None:
+        super().__init__()
+        with seeding.seeded(seeding.key(seed, "segmentation head")):
+            self.head = nn.Conv2d(dim, num_classes, kernel_size=1)
+
+    def forward(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+        """(B, D, h, w) features to (B, C, H, W) logits."""
+        return F.interpolate(self.head(features), size=size, mode="bilinear", align_corners=False)
+
+    @torch.no_grad()
+    def predict(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+        """The likeliest class of each pixel, (B, H, W) int64."""
+        parts = features.split(self._images_at_a_time(size))
+        return torch.cat([self(part, size).argmax(dim=1) for part in parts])
+
+    def backward(self, features: Tensor, masks: Tensor, ignore: int = 255) -> bool:
+        """Add the gradient of the mean cross-entropy over the labelled pixels; False if there are none.
+
+        A few images at a time: the upsampled logits of a whole batch at 448 pixels would take a gigabyte.
+        """
+        masks = masks.to(torch.int64)
+        labelled = int((masks != ignore).sum())
+        if not labelled:
+            return False
+        size = (masks.shape[1], masks.shape[2])
+        step = self._images_at_a_time(size)
+        for some_features, some_masks in zip(features.split(step), masks.split(step), strict=True):
+            logits = self(some_features, size)
+            (F.cross_entropy(logits, some_masks, ignore_index=ignore, reduction="sum") / labelled).backward()
+        return True
+
+    def _images_at_a_time(self, size: tuple[int, int]) -> int:
+        return max(1, _LOGITS // (self.head.out_channels * size[0] * size[1]))
+
+
+def linear_segmentation(
+    epoch_batches: Callable[[int], MaskBatches],
+    test_batches: Callable[[], MaskBatches],
+    *,
+    dim: int,
+    num_classes: int,
+    epochs: int = 60,
+    lr: float = 0.1,
+    ignore: int = 255,
+    left_out: Sequence[int] = (),
+    seed: int = 0,
+    image_size: tuple[int, int] | None = None,
+    device: torch.device | str = "cpu",
+) -> SegmentationResult:
+    """Train a `LinearSegmenter` by Adam at a constant rate, and score it on the test set after every epoch.
+
+    Args:
+        epoch_batches: gives the training batches of an epoch (from 0), so that each may be augmented anew.
+        test_batches: gives the test batches, the same ones at every call.
+        dim: channels of the patch features.
+        lr: 0.1, as in the pipeline that matches the paper's results.
+        ignore: the id of pixels that neither train nor count.
+        left_out: ids that no mask shows and that are no classes: they are not part of the mean.
+        image_size: (height, width) of the images; masks of another size are refused.
+    """
+    check_positive(dim=dim, num_classes=num_classes, epochs=epochs, lr=lr)
+    model = LinearSegmenter(dim, num_classes, seed).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    scores = []
+    for epoch in range(epochs):
+        for features, masks in epoch_batches(epoch):
+            features, masks = _checked(features, masks, dim, num_classes, ignore, image_size, device)
+            optimizer.zero_grad()
+            if model.backward(features, masks, ignore):  # a batch of ignored pixels alone makes no step
+                optimizer.step()
+        confusion = Confusion(num_classes, ignore, left_out)
+        for features, masks in test_batches():
+            features, masks = _checked(features, masks, dim, num_classes, ignore, image_size, device)
+            confusion.add(model.predict(features, (masks.shape[1], masks.shape[2])), masks)
+        scores.append(confusion.result())
+    return SegmentationResult(tuple(scores))
+
+
+def _checked(
+    features: Tensor,
+    masks: Tensor,
+    dim: int,
+    num_classes: int,
+    ignore: int,
+    image_size: tuple[int, int] | None,
+    device: torch.device | str,
+) -> tuple[Tensor, Tensor]:
+    """A batch on the device in fp32, or a UserError."""
+    if features.ndim != 4 or features.shape[1] != dim or masks.ndim != 3 or len(masks) != len(features):
+        raise UserError(
+            f"A segmentation batch has features {tuple(features.shape)} and masks {tuple(masks.shape)}; "
+            f"give (images, {dim}, rows, columns) and (images, height, width)."
+        )
+    if not torch.isfinite(features).all():
+        raise UserError("The patch features hold a NaN or infinite value. Extract them again in fp32.")
+    masks = check_masks(masks, num_classes, ignore, image_size)
+    return features.to(device, torch.float32), masks.to(device)

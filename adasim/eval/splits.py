@@ -1,0 +1,224 @@
+"""What is measured on: labelled training and test images, whose classes are matched by name."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adasim import seeding
+from adasim.data import ImageSet, describe, open_images
+from adasim.data.sources.masks import open_masked
+from adasim.errors import UserError
+
+Source = str | ImageSet
+"""What a person names, or images that are there already."""
+
+_TEST_SHARE = 5  # one image in five is held out when a data set has no test split
+
+
+@dataclass
+class Split:
+    """Training and test images; both may be the same data set with different ids."""
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    train_ids: Tensor
+    test_ids: Tensor
+    note: str | None = None
+    """A sentence on how the split came about, where nobody asked for it."""
+
+    def fingerprint(self) -> str:
+        """A hash of the images, their labels and the split."""
+        digest = hashlib.sha256()
+        digest.update(self.train.fingerprint().encode() + self.train_ids.numpy().tobytes())
+        digest.update(self.test.fingerprint().encode() + self.test_ids.numpy().tobytes())
+        return digest.hexdigest()
+
+    def sentences(self) -> list[str]:
+        """What images these are, what was left out, and how they were divided, if nobody said."""
+        sets = [self.train] if self.test is self.train else [self.train, self.test]
+        found = [describe(images, unused=len(sets) == 1) for images in sets]
+        return [*found, self.note] if self.note else found
+
+    def facts(self) -> dict[str, str | int]:
+        """For a line of results."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint(),
+            "train_images": len(self.train_ids),
+            "test_images": len(self.test_ids),
+        }
+
+
+def open_split(
+    data: Source | None,
+    train: Source | None,
+    test: Source | None,
+    *,
+    size: int,
+    seed: int = 0,
+    masks: bool = False,
+) -> Split:
+    """`data`'s own train and test split, or the two sources named instead; else one image in five is held out.
+
+    Args:
+        size: side of the images that `synthetic` draws.
+        seed: random seed of the images held out.
+        masks: images with masks, whose labels do not matter; without it each image must have a label.
+    """
+    if test is not None and train is None and data is None:
+        raise UserError(f"--test {data_name(test)} needs --train or --data beside it.")
+    source = train if train is not None else data
+    if source is None:
+        things = "images and masks" if masks else "images"
+        raise UserError(f"Which {things}? Name them with --data, or with --train and --test.")
+    images = _open(source, "train", size, masks)
+    name = data_name(source)
+    if test is not None:
+        held = _open_test(test, source, size, masks)
+        name = f"{name} to {data_name(test)}"
+    else:
+        try:
+            held = _open(source, "test", size, masks)
+        except UserError as error:
+            train_ids, test_ids = hold_out(None if masks else images.labels, len(images), seed)
+            note = f"{error} Here {len(test_ids)} of the {len(images)} images are held out at random as test images."
+            return Split(name, images, images, train_ids, test_ids, note)
+    if not masks:
+        require_labels(held)
+    return Split(name, images, held, torch.arange(len(images)), torch.arange(len(held)))
+
+
+def open_source(source: Source, *, size: int, split: str = "train") -> ImageSet:
+    """The images of a name (see `open_images`), or those that were handed over, which are training images."""
+    if isinstance(source, str):
+        return open_images(source, size=size, split=split)
+    if split == "test":
+        raise UserError(f"{source.name} has no test images of its own.")
+    return source
+
+
+def _open(source: Source, split: str, size: int, masks: bool) -> ImageSet:
+    if masks and isinstance(source, str):
+        return open_masked(source, size=size, split=split)
+    images = open_source(source, size=size, split=split)
+    if masks and images.mask(0) is None:
+        raise UserError(f"{images.name} has no masks, which this evaluation needs.")
+    if split == "train" and not masks:
+        require_labels(images)
+    return images
+
+
+def _open_test(test: Source, train: Source, size: int, masks: bool) -> ImageSet:
+    """The test split of a source named as test images, or all of it where it is not divided."""
+    try:
+        return _open(test, "test", size, masks)
+    except UserError:
+        if test == train:
+            raise
+        return _open(test, "train", size, masks)
+
+
+def hold_out(labels: Tensor | None, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Ids of four fifths and one fifth of the images, class by class; a class below five images only trains."""
+    if count < _TEST_SHARE:
+        raise UserError(
+            f"{count} images are too few to hold a fifth of them out. Name test images with --test."
+        )
+    order = seeding.permutation(seed, "held out", 0, count)
+    groups = torch.zeros(count, dtype=torch.int64) if labels is None else labels
+    held = torch.zeros(count, dtype=torch.bool)
+    for group in groups.unique():
+        members = order[groups[order] == group]
+        held[members[: len(members) // _TEST_SHARE]] = True
+    if not held.any():
+        raise UserError(
+            "Every class has fewer than five images, too few to hold one out. Name test images with --test."
+        )
+    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+
+
+def require_labels(images: ImageSet) -> Tensor:
+    """The labels, or a sentence."""
+    if images.labels is None:
+        raise UserError(
+            f"{images.name} has no labels, which this evaluation needs. Sort the images into one folder per "
+            f"class, or give an .npz file with labels."
+        )
+    return images.labels
+
+
+def match_classes(labels: Tensor, classes: list[str], known: list[str]) -> Tensor:
+    """Labels that number `classes`, renumbered by `known`, where the class of that name stands.
+
+    Two folders number their classes each for itself: 3 here need not be 3 there. A name that is not in `known`
+    becomes -1.
+    """
+    number = {name: i for i, name in enumerate(known)}
+    table = torch.tensor([number.get(name, -1) for name in classes], dtype=torch.int64)
+    return table[labels]
+
+
+def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Tensor:
+    """The test images' labels in the training set's numbering; a class that training never shows is refused."""
+    matched = match_classes(labels, split.test.classes, split.train.classes)
+    unseen = labels[~torch.isin(matched, train_labels)].unique().tolist()
+    if unseen:
+        some = ", ".join(repr(split.test.classes[label]) for label in unseen[:5])
+        more = f" and {len(unseen) - 5} more" if len(unseen) > 5 else ""
+        raise UserError(
+            f"The test images show {'classes' if len(unseen) > 1 else 'the class'} {some}{more} that no training "
+            f"image has. Leave those images out, or train on a split with every class."
+        )
+    return matched
+
+
+def data_name(source: Source) -> str:
+    """A short name for tables: `photos` for /data/photos/ and photos.npz, `cifar10` for hf:user/cifar10."""
+    if isinstance(source, ImageSet):
+        return source.name
+    if source.partition(":")[0] in ("synthetic", "embedded"):
+        return source
+    return Path(source.removeprefix("hf:")).name.removesuffix(".npz") or source
+
+
+class Subset(ImageSet):
+    """Some images of a data set, in the order of `ids`."""
+
+    def __init__(self, images: ImageSet, ids: Tensor) -> None:
+        self.name = images.name
+        self.classes = images.classes
+        self.labels = None if images.labels is None else images.labels[ids]
+        self._images = images
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def load(self, i: int) -> Tensor:
+        return self._images.load(int(self._ids[i]))
+
+    def where(self, i: int) -> str:
+        return self._images.where(int(self._ids[i]))
+
+    def mask(self, i: int) -> Tensor | None:
+        return self._images.mask(int(self._ids[i]))
+
+    def as_array(self) -> Tensor | None:
+        array = self._images.as_array()
+        return None if array is None else array[self._ids]
+
+    def content(self, i: int, whole: bool = False) -> str:
+        return self._images.content(int(self._ids[i]), whole)
+
+    def cache_key(self) -> str:
+        return hashlib.sha256((self._images.cache_key() + self.fingerprint()).encode()).hexdigest()
+
+    def listing(self) -> list[str]:
+        digest = hashlib.sha256(self._ids.numpy().tobytes()).hexdigest()
+        return [*self._images.listing(), f"subset of {len(self)} {digest}"]

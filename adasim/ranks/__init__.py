@@ -1,0 +1,3 @@
+"""The one room that knows about processes: who this one is, where it computes, what travels between them.
+
+Nothing is imported here: `adasim.neighbors` takes `ranks.exchange` along and needs torch alone."""

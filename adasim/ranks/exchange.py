@@ -1,0 +1,70 @@
+"""What tensors travel between the processes of a run, beside gradients. Needs torch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Exchange:
+    """The few collectives that the memory needs; `received` counts the bytes that reached this rank.
+
+    Equal shapes on all ranks. Tensors travel on the CPU with gloo, on the accelerator otherwise.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        alone = not (dist.is_available() and dist.is_initialized())
+        self.group = group
+        self.rank = 0 if alone else dist.get_rank(group)
+        self.world = 1 if alone else dist.get_world_size(group)
+        self.received = 0
+        gloo = alone or dist.get_backend(group) == "gloo"
+        self._device = torch.device("cpu") if gloo else torch.accelerator.current_accelerator()
+
+    def counts(self, mine: int) -> list[int]:
+        """One number per rank."""
+        return self.gather(torch.tensor([mine])).tolist()
+
+    def gather(self, part: Tensor) -> Tensor:
+        """(n, ...) from each rank -> (R n, ...), in the order of ranks."""
+        return self.gather_async(part)()
+
+    def gather_async(self, part: Tensor) -> Callable[[], Tensor]:
+        """The same, begun now; the call that is returned waits for it."""
+        part = part.to(self._device).contiguous()
+        everyone = part.new_empty((self.world * len(part), *part.shape[1:]))
+        work = dist.all_gather_into_tensor(everyone, part, group=self.group, async_op=True)
+        assert work is not None
+        self.received += everyone.nbytes - part.nbytes
+
+        def wait() -> Tensor:
+            work.wait()
+            return everyone
+
+        return wait
+
+    def swap(self, parts: Tensor) -> Tensor:
+        """(R, ...), parts[r] for rank r -> (R, ...), what each rank had for this one."""
+        parts = parts.to(self._device).contiguous()
+        arrived = torch.empty_like(parts)
+        dist.all_to_all_single(arrived, parts, group=self.group)
+        self.received += parts.nbytes - parts[0].nbytes
+        return arrived
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """The elementwise maximum over ranks, on the CPU."""
+        x = x.to(self._device)
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        self.received += 2 * (x.nbytes - x.nbytes // self.world)  # as a ring does it
+        return x.cpu()
+
+
+def mean_over_ranks(x: Tensor) -> Tensor:
+    """The mean of all ranks' tensors, the same on all; alone, the tensor itself."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(x)
+        x = x / dist.get_world_size()
+    return x

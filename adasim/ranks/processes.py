@@ -1,0 +1,272 @@
+"""The one place that knows about ranks: who this process is, how it reaches the others, what they agree on.
+
+    with Distributed.start("auto") as ranks:         # alone, under torchrun, or under srun
+        ranks.check_batch(config.batch_size)
+        run = ranks.wrap(ranks.synchronize(method, config.batch_size))
+        step = run(lambda: method(views, epoch))     # gradients of step.loss are averaged over ranks
+
+Everything works alone, without torch.distributed, and then costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from adasim import terminal
+from adasim.errors import UserError
+from adasim.ranks.devices import claim_device, pick_device
+from adasim.ranks.rendezvous import meet
+from adasim.ranks.sync_layers import synchronize
+
+T = TypeVar("T")
+_TIMEOUT = timedelta(minutes=10)  # long enough for a slow save, short enough not to hang for hours
+
+
+class LostContactError(UserError):
+    """Another process of the run is gone."""
+
+
+class Runner(Protocol):
+    """Calls a forward pass and returns its result."""
+
+    def __call__(self, forward: Callable[[], T]) -> T: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher put this process. `address` is where rank 0 waits; None: the launcher has told torch."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    address: str | None = None
+
+    @classmethod
+    def find(cls, env: Mapping[str, str]) -> Place:
+        """From torchrun's variables or, in a step started by srun, from Slurm's."""
+        if "RANK" in env and "WORLD_SIZE" in env:
+            place = cls(_number(env, "RANK"), _number(env, "WORLD_SIZE"), _number(env, "LOCAL_RANK"))
+            if place.rank >= place.world:
+                raise UserError(
+                    f"RANK={place.rank} must be below WORLD_SIZE={place.world}. Start with torchrun, or unset both."
+                )
+            return place
+        # A batch script has SLURM_NTASKS too, but is one process: only srun sets the step's id.
+        if "SLURM_STEP_ID" not in env or "SLURM_PROCID" not in env:
+            return cls()
+        world = _number(
+            env, "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS", "1"
+        )
+        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "localhost")
+        host = env.get("MASTER_ADDR") or first_host(nodes)
+        port = env.get("MASTER_PORT") or str(20000 + _number(env, "SLURM_JOB_ID") % 20000)
+        rank, local_rank = _number(env, "SLURM_PROCID"), _number(env, "SLURM_LOCALID")
+        return cls(rank, world, local_rank, f"tcp://{host}:{port}" if world > 1 else None)
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """This process among the others of the run. Use it as a context: leaving it closes the process group."""
+
+    rank: int
+    world: int
+    device: torch.device
+    started: bool = False
+    """Whether `start` made the process group, so that `close` may end it."""
+
+    @classmethod
+    def start(cls, device: str = "auto", timeout: timedelta = _TIMEOUT) -> Distributed:
+        """Meet the other processes, if there are any: gloo between CPUs, NCCL between GPUs."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size(), pick_device(device))
+        place = Place.find(os.environ)
+        where = pick_device(device, None if place.world == 1 else place.local_rank)
+        if where.type != "cpu" and where.index is not None:
+            torch.accelerator.set_device_index(where.index)
+        if place.world == 1:
+            return cls(0, 1, where)
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if place.address is None and name not in os.environ:
+                raise UserError(f"WORLD_SIZE={place.world}, but {name} is not set. Start with torchrun.")
+        address = place.address or "env://"
+        store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
+        store = meet(store, rank, world, timeout)
+        ranks = cls(rank, world, where, started=True)
+        try:
+            claim_device(store, where)
+        except UserError as error:
+            ranks._tell(error)
+            raise
+        dist.init_process_group(
+            dist.get_default_backend_for_device(where),
+            store=store,
+            rank=rank,
+            world_size=world,
+            timeout=timeout,
+        )
+        return ranks
+
+    def close(self) -> None:
+        if self.started and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Distributed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or self.world == 1 or getattr(error, "shared", False):
+            return self.close()
+        # This process alone failed: the first cannot report it, and closing the group would wait for the others.
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+            lost = LostContactError(
+                f"Process {self.rank} of {self.world} lost touch with another one, which was probably killed; "
+                f"that one's last words, if any, say why. The newest checkpoint is good: resume from it."
+            )
+            self._tell(lost)
+            raise lost from error
+        if isinstance(error, UserError):
+            self._tell(error)
+
+    def _tell(self, error: UserError) -> None:
+        if not self.is_main:  # whose errors the command line shows
+            terminal.complain(error)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes for all."""
+        return self.rank == 0
+
+    # ---- the network ----
+
+    def check_batch(self, batch_size: int) -> None:
+        """Refuse a batch that the processes cannot share evenly, naming sizes that they can."""
+        if batch_size % self.world == 0:
+            return
+        below = batch_size - batch_size % self.world
+        sizes = f"{below} or {below + self.world}" if below else str(self.world)
+        raise UserError(
+            f"batch_size={batch_size} cannot be divided by {self.world} processes. Use --batch-size {sizes}, "
+            f"or start another number of processes."
+        )
+
+    def synchronize(self, network: nn.Module, batch_size: int) -> nn.Module:
+        """The network with batch norm and stochastic depth as one process would have them; same parameters."""
+        return network if self.world == 1 else synchronize(network, batch_size // self.world, self.device)
+
+    def wrap(self, network: nn.Module) -> Runner:
+        """`run(forward)` calls `forward()`; the backward pass of what it computes averages over ranks.
+
+        The averages of gradients travel while the backward pass is still under way (DDP).
+        """
+        if self.world == 1:
+            return lambda forward: forward()
+        run = DistributedDataParallel(_Shell(network))
+        # After its first backward pass DDP packs gradients anew, in the order in which they were ready, and how a
+        # sum over four ranks rounds depends on a number's place in its pack. So that the first step after a resume
+        # rounds like any other, that first pass takes place here, over a sum that reaches all from last to first.
+        run(lambda: torch.stack([p.sum() for p in run.parameters()]).sum()).backward()
+        network.zero_grad(set_to_none=True)
+        return run
+
+    # ---- agreement ----
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self.all_any(False)
+
+    def all_any(self, flag: bool) -> bool:
+        """Whether it is so on any rank; the same answer on all."""
+        return self.all_mean(float(flag))[0] > 0
+
+    def all_mean(self, *values: float) -> list[float]:
+        """The mean of each value over ranks, the same on all; not finite if one rank's is not."""
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return (tensor / self.world).tolist()
+
+    def gather(self, thing: T) -> list[T]:
+        """Small Python objects, one from each rank, on all of them."""
+        if self.world == 1:
+            return [thing]
+        things: list[Any] = [None] * self.world
+        dist.all_gather_object(things, thing)
+        return things
+
+    def require_same(self, facts: Mapping[str, object]) -> None:
+        """Refuse to go on, on all ranks, where one of the named values is not the same on all."""
+        everyones = self.gather(dict(facts))
+        with self.together():
+            for rank, theirs in enumerate(everyones):
+                for name, value in everyones[0].items():
+                    if theirs[name] != value:
+                        raise UserError(
+                            f"{name} is {value} in process 0 and {theirs[name]} in process {rank}. Start all "
+                            f"{self.world} processes with the same command, on the same files."
+                        )
+
+    @contextmanager
+    def together(self, kind: type[Exception] = UserError) -> Iterator[None]:
+        """If the block raises an error of that kind on one rank, it is raised on all. No collectives inside."""
+        error = None
+        try:
+            yield
+        except kind as mine:
+            error = mine
+        for one in self.gather(error):
+            if one is not None:
+                if isinstance(one, UserError):
+                    one.shared = True
+                raise one
+
+
+def _number(env: Mapping[str, str], name: str, default: str = "0") -> int:
+    value = env.get(name, default)
+    if not value.isdecimal():
+        raise UserError(
+            f"The environment has {name}={value}, which is not a whole number. Correct or unset it."
+        )
+    return int(value)
+
+
+ALONE = Distributed(0, 1, torch.device("cpu"))
+"""One process, on its CPU."""
+
+
+class _Shell(nn.Module):
+    """DDP prepares for the backward pass in `forward`; ours has several entry points, so the call is handed in.
+
+    It holds what learns and nothing else: teacher and running statistics are the same on all ranks anyway.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.learned = nn.ParameterList(p for p in network.parameters() if p.requires_grad)
+
+    def forward(self, forward: Callable[[], T]) -> T:
+        return forward()
+
+
+def first_host(nodes: str) -> str:
+    """The first name of Slurm's list of nodes.
+
+    >>> first_host("gpu[003-007,12],login1"), first_host("a1,a2"), first_host("rack[2-3]n[08,11]")
+    ('gpu003', 'a1', 'rack2n08')
+    """
+    first = re.split(r",(?![^\[]*\])", nodes)[0]
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)

@@ -1,0 +1,104 @@
+"""`adasim.load_run`: what a run folder holds, for a look at it in Python."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from adasim.config import Config
+from adasim.data import ImageSet, open_images
+from adasim.eval.results import RESULTS_FILE, Result, read_results
+from adasim.models import Backbone, load_backbone
+from adasim.neighbors import NeighborMemory
+from adasim.runs.checkpoint import CheckpointStore
+from adasim.runs.folder import RunFolder
+from adasim.runs.metrics import read_metrics
+from adasim.train.state import load_memory, memory_options
+
+
+class Run:
+    """A run, finished or not, on the CPU. Everything is read when first asked for, and nothing is written.
+
+    Attributes:
+        path: the run folder.
+        config: its configuration.
+    """
+
+    path: Path
+    config: Config
+
+    def __init__(self, path: str | Path) -> None:
+        self._folder = RunFolder.open(Path(path), lock=False)
+        self.path, self.config = self._folder.path, self._folder.config
+
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"Run({str(self.path)!r}: {config.method}, {config.model.name}, pairs={config.pairs}, "
+            f"{config.epochs} epochs of {config.data.source}, seed {config.seed})"
+        )
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """What was logged, oldest first: `step`, and at some steps `loss`, `bootstrap_ratio`, ..."""
+        return read_metrics(self.path)
+
+    def curve(self, name: str) -> dict[int, Any]:
+        """{step: value} of one metric, at the steps that have it: `plt.plot(*zip(*run.curve("loss").items()))`."""
+        return {line["step"]: line[name] for line in self.metrics if name in line}
+
+    @property
+    def results(self) -> list[Result]:
+        """What `adasim eval` has measured so far, oldest first."""
+        return read_results(self.path) if (self.path / RESULTS_FILE).is_file() else []
+
+    @cached_property
+    def encoder(self) -> Backbone:
+        """The encoder as of the newest save, in evaluation mode."""
+        return load_backbone(self.path)
+
+    @cached_property
+    def memory(self) -> NeighborMemory | None:
+        """The neighbour memory of the newest checkpoint, whole even if several processes saved it.
+
+        `run.memory.distribution([3], tau=0.2)` gives image 3's neighbours and their probabilities. None, with a
+        warning that says why, if the run keeps no neighbours or has not saved any yet.
+        """
+        checkpoint = CheckpointStore(self.path, self.config.save.keep, _warn).load_latest()
+        if checkpoint is None:
+            _warn(f"{self.path} has no checkpoint yet, and so no neighbour memory.")
+            return None
+        parts = checkpoint.info.get("memory")
+        if not parts:
+            _warn(
+                f"{self.path} has no neighbour memory: its pairs are {self.config.pairs}. A run with --pairs adasim "
+                f"or nearest, or with --neighbors.watch, keeps one."
+            )
+            return None
+        first, group = parts[-1]
+        rows, dim = checkpoint.tensors(group)["cache"].shape
+        options = memory_options(self.config)
+        assert options is not None  # it saved one
+        memory = NeighborMemory(first + rows, dim, **options)
+        load_memory(memory, checkpoint)
+        return memory
+
+    def images(self, split: str = "train") -> ImageSet:
+        """The run's images, opened as it opens them; "test" for the test images of the same source."""
+        self._folder.check_source()
+        return open_images(self.config.data.source, size=self.config.views.size, split=split)
+
+
+def load_run(path: str | Path) -> Run:
+    """Open a run folder to look at it. Needs no GPU, takes no lock, changes nothing.
+
+    >>> run = load_run("runs/demo")                                      # doctest: +SKIP
+    >>> neighbours, p = run.memory.distribution([3], run.config.neighbors.tau)   # doctest: +SKIP
+    """
+    return Run(path)
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=3)

@@ -1,0 +1,310 @@
+"""Checkpoints of one run: tensors in safetensors files, everything else in a hashed JSON manifest, no pickle.
+
+    RUN/checkpoints/step-000000123/method.safetensors      one file per group of tensors
+                                   memory-00003.safetensors   some groups are one rank's share, written by it
+                                   manifest.json           last: size and SHA-256 of every file, and `info`
+    RUN/history/epoch-000007-1f0c9a52d3e4b687.safetensors  immutable, one per epoch and rank, shared by checkpoints
+
+A checkpoint is written as a temporary folder that takes its name by one rename: a kill at any moment leaves
+the ones before it whole. A second save at the same step (before and after an epoch's end) gets the name
+`step-000000123.1`: a valid checkpoint is never replaced, only superseded. Loading trusts nothing: names are
+plain, files are regular, sizes and hashes agree, headers parse, and the run is this one; else the one before is
+taken. If no checkpoint is whole because a history file that they share is not, the newest is taken without it.
+
+This module knows tensors and JSON, nothing of models. Only the process that holds the run's lock may write, and
+the other ranks of its run, which call every method together with it and fail together with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from adasim.errors import UserError
+from adasim.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
+from adasim.ranks.processes import ALONE, Distributed
+from adasim.runs.manifest import PLAIN, InvalidCheckpoint, OtherFormat, seal
+from adasim.runs.packing import pack_optimizer as pack_optimizer
+from adasim.runs.packing import unpack_optimizer as unpack_optimizer
+from adasim.runs.verify import EPOCH, STEP, SUFFIX, Checkpoint, Verifier, order
+
+
+class SaveFailed(Exception):  # noqa: N818 - it says what happened
+    """A save did not succeed (disk full, quota, folder gone); the checkpoints before it are untouched."""
+
+
+class CheckpointStore:
+    """Checkpoints and history files of the run in `folder`; `warn` is told of those that are not whole.
+
+    `run` is the run's id: checkpoints of another are neither used nor touched. None takes those of any.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        warn: Callable[[str], None] = print,
+        ranks: Distributed = ALONE,
+        run: str | None = None,
+    ) -> None:
+        self.checkpoints = Path(folder) / "checkpoints"
+        self.history = Path(folder) / "history"
+        self.keep = keep
+        self.warn = warn
+        self.ranks = ranks
+        self.verifier = Verifier(Path(folder), run)
+
+    def save(
+        self, step: int, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], history: list[str]
+    ) -> Path:
+        """Write a checkpoint, then delete what retention no longer needs.
+
+        Args:
+            step: optimiser steps done.
+            tensors: group -> name -> tensor; each group becomes one file, written by the rank that names it.
+            info: whatever else the run needs, as JSON.
+            history: names that `write_history` returned, on any rank, and that this checkpoint needs.
+
+        Raises:
+            SaveFailed: nothing was kept of this checkpoint and nothing before it was touched.
+        """
+        for group in tensors:
+            if not PLAIN.fullmatch(group):
+                raise ValueError(f"{group!r} cannot be the name of a group of tensors")
+        json.dumps(info)  # a value that JSON cannot hold is a mistake of the caller: raise before any write
+        what = f"the checkpoint of step {step}"
+        with self._unfinished(step, what) as (folder, final):
+            entries = {}
+            with self.saving(what):
+                for group, values in tensors.items():
+                    _write(folder / f"{group}{SUFFIX}", values)
+                    entries[group] = self.verifier.entry(folder / f"{group}{SUFFIX}")
+            shares = self.ranks.gather(entries)
+            with self.saving(what):
+                if self.ranks.is_main:
+                    groups = {group: entry for share in shares for group, entry in share.items()}
+                    for group, entry in groups.items():  # the rank that wrote it has just hashed it
+                        self.verifier.know(folder / f"{group}{SUFFIX}", entry["sha256"])
+                    manifest = {
+                        "step": step,
+                        "run": self.verifier.run,
+                        "info": info,
+                        "groups": groups,
+                        "history": [
+                            {"name": name, **self.verifier.entry(self.history / name)} for name in history
+                        ],
+                    }
+                    atomic_write(folder / "manifest.json", seal(manifest))
+                    os.rename(folder, final)
+                    sync(self.checkpoints)
+        if self.ranks.is_main:
+            self._retain()
+        return final
+
+    def write_history(self, epoch: int, tensors: dict[str, Tensor]) -> str:
+        """Write this rank's share of an epoch once and for all; returns its file's name.
+
+        The name holds the content's hash. Writing the same epoch again (after a kill between this and the
+        next checkpoint) gives the same name and no second file; `save` prunes files that no checkpoint names.
+        """
+        what = f"the history of epoch {epoch}"
+        with self.saving(what):
+            if self.ranks.is_main:
+                remove_leftovers(self.history)
+        with self.saving(what):
+            with _temporary_folder(self.history / f"epoch-{epoch:06d}") as folder:
+                _write(folder / "new", tensors)
+                digest = sha256_file(folder / "new")
+                final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{SUFFIX}"
+                if not final.is_file() or sha256_file(final) != digest:
+                    os.replace(folder / "new", final)
+            sync(self.history)
+        return final.name
+
+    def damaged(self, names: Iterable[str]) -> set[str]:
+        """Those of the history files that are no longer what `write_history` wrote; the same answer on all ranks."""
+        found = {name for name in names if not self._is_intact(name)} if self.ranks.is_main else set()
+        return self.ranks.gather(found)[0]
+
+    def _is_intact(self, name: str) -> bool:
+        match = EPOCH.fullmatch(name)
+        try:
+            return match is not None and self.verifier.hash(self.history / name).startswith(match[2])
+        except OSError:
+            return False
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, saying which newer ones are not; None if there never was one.
+
+        Without a whole one, the newest that lacks nothing but history files (its `lost`): an absent list is that
+        of an image that was not visited. Rank 0 looks through them and tells the others.
+
+        Raises:
+            UserError: there are checkpoints and none is usable, or they are another version's. Starting anew
+                would hide the damage.
+        """
+        found = None
+        with self.ranks.together():
+            if self.ranks.is_main:
+                found = self._newest_valid()
+        return self.ranks.gather(found)[0]
+
+    def _newest_valid(self) -> Checkpoint | None:
+        self.verifier.forget()  # what is about to be trusted is read again
+        problems: list[str] = []
+        incomplete: Checkpoint | None = None
+        for path in self._newest_first():
+            try:
+                checkpoint = self.verifier.verify(path)
+            except OtherFormat as other:
+                raise UserError(f"{path} {other}") from None
+            except InvalidCheckpoint as problem:
+                problems.append(f"Checkpoint {path.name} is not usable: {problem}.")
+                continue
+            if checkpoint.lost:
+                incomplete = incomplete or checkpoint
+                problems.append(f"Checkpoint {path.name} is not usable: {_first(checkpoint.lost)}.")
+                continue
+            for message in problems:
+                self.warn(f"{message} Going back to {path.name}.")
+            return checkpoint
+        if incomplete is not None:
+            self.warn(_loss(incomplete))
+            return incomplete
+        if problems:
+            raise UserError(
+                f"No usable checkpoint in {self.checkpoints}. {problems[0]} Restore it from a copy, "
+                f"or start again with another --out."
+            )
+        return None
+
+    def _retain(self) -> None:
+        """Keep the `keep` newest valid checkpoints and their history; with no valid one, everything.
+
+        Those that lack history files go when there are enough others, those of other runs stay.
+        """
+        valid: list[Checkpoint] = []
+        incomplete: list[Checkpoint] = []
+        others: list[Path] = []
+        needed: set[str] = set()
+        for path in self._newest_first():
+            if (theirs := self.verifier.of_others(path)) is not None:
+                needed |= theirs
+                continue
+            try:
+                checkpoint = self.verifier.verify(path) if len(valid) < self.keep else None
+            except InvalidCheckpoint:
+                checkpoint = None
+            if checkpoint is None:
+                others.append(path)
+            else:
+                (incomplete if checkpoint.lost else valid).append(checkpoint)
+        if not valid:
+            return
+        if len(valid) >= self.keep:
+            others += [checkpoint.path for checkpoint in incomplete]
+            incomplete = []
+        with suppress(OSError):  # a file that cannot be deleted is no reason to stop
+            for path in others:
+                doomed = temporary_name(path)
+                os.rename(path, doomed)  # a deletion cut short must not look like a checkpoint
+                remove(doomed)
+            needed |= {name for checkpoint in (*valid, *incomplete) for name in checkpoint.history}
+            for path in self.history.glob(f"*{SUFFIX}"):
+                if path.name not in needed:
+                    path.unlink()
+
+    def _newest_first(self) -> list[Path]:
+        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else iter(())
+        return sorted((p for p in found if STEP.fullmatch(p.name)), key=order, reverse=True)
+
+    def _free_name(self, step: int) -> Path:
+        revisions = [revision for s, revision in map(order, self._newest_first()) if s == step]
+        suffix = f".{max(revisions) + 1}" if revisions else ""
+        return self.checkpoints / f"step-{step:09d}{suffix}"
+
+    @contextmanager
+    def _unfinished(self, step: int, what: str) -> Iterator[tuple[Path, Path]]:
+        """The folder that all ranks write into, and the name it is to take; gone afterwards unless it has."""
+        names: Any = None
+        with self.saving(what):
+            if self.ranks.is_main:
+                remove_leftovers(self.checkpoints)
+                final = self._free_name(step)
+                names = temporary_name(final), final
+                names[0].mkdir()
+        folder, final = self.ranks.gather(names)[0]
+        try:
+            yield folder, final
+        finally:
+            if self.ranks.is_main:
+                remove(folder)
+
+    @contextmanager
+    def saving(self, what: str) -> Iterator[None]:
+        """Turn whatever the file system refuses on any rank into one sentence on all."""
+        with self.ranks.together(SaveFailed):
+            try:
+                self.checkpoints.mkdir(exist_ok=True)  # but not a run folder that somebody has deleted
+                self.history.mkdir(exist_ok=True)
+                yield
+            except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+                reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+                raise SaveFailed(
+                    f"Could not write {what} to {self.checkpoints.parent}: {reason}. "
+                    f"The checkpoints before it are untouched; make room on the disk before the next save."
+                ) from error
+
+
+def _first(lost: dict[str, str]) -> str:
+    """The first reason, and how many more there are."""
+    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    return next(iter(lost.values())) + more
+
+
+def _loss(checkpoint: Checkpoint) -> str:
+    """What it means that history files are lost."""
+    epochs = sorted({int(match[1]) + 1 for match in map(EPOCH.fullmatch, checkpoint.lost) if match})
+    named = ", ".join(map(str, epochs))
+    return (
+        f"No checkpoint has all its neighbour lists: {_first(checkpoint.lost)}. Going on from {checkpoint.path.name} "
+        f"without the lists of epoch {named}: images whose lists are lost count as not visited then, so partners "
+        f"are drawn from the rest of the window. The result will differ from that of an undisturbed run."
+    )
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """One safetensors file, from the tensors' own memory. safetensors refuses strided and shared tensors."""
+    seen: set[int] = set()
+    dense: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous()
+        if tensor.numel() and tensor.data_ptr() in seen:  # tied weights
+            tensor = tensor.clone()
+        seen.add(tensor.data_ptr())
+        dense[name] = tensor
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(dense, path)
+    path.chmod(mode)  # safetensors makes files that their owner alone can read, whatever the umask
+    sync(path)
+
+
+@contextmanager
+def _temporary_folder(beside: Path) -> Iterator[Path]:
+    """A folder for unfinished work, gone afterwards unless the block has renamed it."""
+    folder = temporary_name(beside)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove(folder)

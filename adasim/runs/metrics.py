@@ -1,0 +1,191 @@
+"""Numbers of a run by step, for people (TensorBoard) and for programs (JSON lines)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from adasim.files import atomic_write
+
+TIMES = (
+    "seconds",
+    "images_per_second",
+    "waiting",
+    "epoch_seconds",
+    "epoch_images_per_second",
+    "epoch_waiting",
+)
+"""Metrics in which two runs of one configuration differ."""
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, oldest first; one that a kill cut short is passed over."""
+    path = Path(folder) / "metrics.jsonl"
+    return [json.loads(line) for line in _lines_up_to(path, math.inf)] if path.exists() else []
+
+
+class MetricsLog:
+    """A line of JSON in metrics.jsonl and scalars in tensorboard/ for every logged step.
+
+    On a resume at step s, pass `resume_step=s`: lines of later steps, which the resumed run will write again,
+    and a line cut short by a kill are dropped first. Write a step's line before its checkpoint is saved, and
+    `sync` in between: then each step appears once.
+
+    A full disk does not stop training: lines wait in memory until there is room; TensorBoard goes without.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a slow import, of use to training alone
+
+        path = Path(folder) / "metrics.jsonl"
+        self.pace = Pace()
+        if resume_step is not None and path.exists():
+            lines = list(_lines_up_to(path, resume_step))
+            # Always anew: a process that lost the run to this one still holds the old file.
+            atomic_write(path, b"".join(lines))
+            self.pace = Pace.after(json.loads(line) for line in lines)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._size = os.fstat(self._file).st_size
+        self._pending = b""
+        # TensorBoard hides what was logged from there on.
+        purge = None if resume_step is None else resume_step + 1
+        self._boards = Path(folder) / "tensorboard"
+        self._board: SummaryWriter | None = SummaryWriter(str(self._boards), purge_step=purge)
+        self._place = _inode(self._boards)
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Log `values` at `step`. NaN and infinities become null in JSON, which has no such numbers."""
+        line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
+        self._pending += json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._flush()
+        self._check_place()
+        try:
+            for name, value in values.items():
+                if self._board is not None and not isinstance(value, str):
+                    self._board.add_scalar(name, float(value), step)
+        except OSError:  # its writing thread died of a full disk some time ago and cannot be revived
+            self._board = None
+
+    def _flush(self) -> None:
+        with suppress(OSError):  # full, out of quota, read-only by now: `sync` will tell
+            while self._pending:
+                written = os.pwrite(self._file, self._pending, self._size)
+                self._size += written
+                self._pending = self._pending[written:]
+
+    def _check_place(self) -> None:
+        """TensorBoard opens its file by name each time: never one in a folder that was made anew in this place."""
+        if _inode(self._boards) != self._place:
+            self._board = None
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk: no checkpoint is ahead of its metrics after a power cut."""
+        self._flush()
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        self._flush()
+        os.close(self._file)
+        self._check_place()
+        if self._board is not None:
+            with suppress(OSError):
+                self._board.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _inode(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class Pace:
+    """Time and speed: `count` every step; `lap` and `epoch` give the figures since the last call of their own.
+
+    Args:
+        seconds: of training before this process, in runs that were resumed.
+        epoch_seconds: those of them that belong to the epoch in progress.
+    """
+
+    def __init__(
+        self, seconds: float = 0.0, epoch_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._zero = clock() - seconds
+        self._epoch_zero = clock() - epoch_seconds
+        self._lap, self._epoch = _Span(clock()), _Span(clock())
+
+    @classmethod
+    def after(cls, lines: Iterable[dict[str, Any]]) -> Pace:
+        """Going on after these lines of metrics."""
+        seconds = epoch_began = 0.0
+        for line in lines:
+            seconds = float(line.get("seconds") or seconds)
+            epoch_began = seconds if "epoch_seconds" in line else epoch_began
+        return cls(seconds, seconds - epoch_began)
+
+    def count(self, images: int, waited_s: float) -> None:
+        """One more step, and how long it waited for its data."""
+        for span in (self._lap, self._epoch):
+            span.images += images
+            span.waited += waited_s
+
+    def lap(self) -> dict[str, float]:
+        now = self._clock()
+        speed, waiting = self._lap.figures(now)
+        self._lap = _Span(now)
+        return {"seconds": now - self._zero, "images_per_second": speed, "waiting": waiting}
+
+    def epoch(self) -> dict[str, float]:
+        now = self._clock()
+        speed, waiting = self._epoch.figures(now)
+        took, self._epoch_zero, self._epoch = now - self._epoch_zero, now, _Span(now)
+        return {
+            "seconds": now - self._zero,
+            "epoch_seconds": took,
+            "epoch_images_per_second": speed,
+            "epoch_waiting": waiting,
+        }
+
+
+class _Span:
+    """What happened since a moment."""
+
+    def __init__(self, began: float) -> None:
+        self.began, self.images, self.waited = began, 0, 0.0
+
+    def figures(self, now: float) -> tuple[float, float]:
+        """Images per second, and the share of the time that was spent waiting for data."""
+        took = max(now - self.began, 1e-9)
+        return self.images / took, min(1.0, self.waited / took)
+
+
+def _lines_up_to(path: Path, step: float) -> Iterable[bytes]:
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                if line.endswith(b"\n") and json.loads(line)["step"] <= step:
+                    yield line
+            except (ValueError, TypeError, KeyError):
+                continue
+
+
+def _plain(value: Any) -> float | int | str | None:
+    """A number of any make (tensor, numpy) as JSON has it."""
+    if isinstance(value, str | int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,45 @@
+"""A pair policy of your own in one file: the mutual nearest neighbour, if there is one.
+
+    adasim pretrain desk-resnet --plugin examples/own_pairs.py --pairs mutual --out runs/mutual
+
+Image i is paired with its best match j in the newest list only if i is also the best match of j.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from adasim.errors import UserError
+from adasim.neighbors import NeighborMemory, PairContext, PairPolicy
+from adasim.registry import PAIRS
+
+
+@PAIRS.register("mutual")
+@dataclass
+class Mutual(PairPolicy):
+    draws_from_memory = True  # the run keeps a neighbour memory
+    memory: NeighborMemory
+
+    @classmethod
+    def build(cls, context: PairContext) -> Self:
+        assert context.memory is not None
+        return cls(context.memory)
+
+    @classmethod
+    def check(cls, settings: Any, epochs: int) -> None:
+        if settings.k < 2:
+            raise UserError("pairs=mutual needs neighbors.k of at least 2: a list may hold the image itself.")
+
+    @classmethod
+    def window(cls, settings: Any) -> int:
+        return 1  # the newest lists are all it reads
+
+    def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
+        best = (
+            self.memory.nearest_other()
+        )  # (N,), of all images, also where the memory is shared by processes
+        own = torch.arange(len(best))
+        partners = torch.where(best[best] == own, best, own)
+        return partners if ids is None else partners[ids]

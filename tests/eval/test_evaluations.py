@@ -1,0 +1,294 @@
+"""Evaluations are found by their names, built in or one's own, and give in Python what the command line prints."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import adasim
+from adasim.cli.main import main
+from adasim.data import open_images
+from adasim.errors import UserError
+from adasim.eval import protocols
+from adasim.eval.encoders import open_encoder
+from adasim.eval.evaluations.linear import protocol_of
+from adasim.eval.extractor import Extractor
+from adasim.eval.features import extract
+from adasim.eval.protocols.linear import LINEAR_PROTOCOLS, linear_probe
+from adasim.eval.splits import open_split
+from adasim.registry import EVALUATIONS, METHODS, load_plugin
+
+MakeRun = Callable[..., Path]
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_evaluation.py"
+
+
+def kept(run: Path) -> list[dict[str, Any]]:
+    """The lines of results.jsonl, without the dates."""
+    lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "date"} for line in lines]
+
+
+# From Python
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "options"),
+    [
+        ("knn", ["--k", "5", "20"], {"k": (5, 20)}),
+        ("linear", ["--epochs", "2", "--rates", "0.1", "1"], {"epochs": 2, "rates": [0.1, 1]}),
+        ("fewshot", ["--episodes", "9", "--data", "synthetic:320"], {"episodes": 9, "data": "synthetic:320"}),
+        ("segmentation", ["--epochs", "1", "--size", "16"], {"epochs": 1, "size": 16}),
+    ],
+)
+def test_python_gives_what_the_command_line_prints_and_keeps_it(
+    make_run: MakeRun,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    words: list[str],
+    options: dict[str, Any],
+) -> None:
+    run = make_run(source="synthetic:64" if name == "segmentation" else "synthetic:320")
+    main(["eval", name, str(run), *words])
+    printed = capsys.readouterr().out
+    report = adasim.evaluate(run, name, **options)
+    first, second = kept(run)
+    assert first == second
+    assert report.value == first["value"]
+    assert report.metrics == first["metrics"]
+    assert str(report).split() == printed.split()
+    assert capsys.readouterr().out == ""  # nothing is printed unless asked for
+    adasim.evaluate(run, name, **options, save=False)
+    assert len(kept(run)) == 2
+
+
+def test_a_file_and_an_encoder_in_memory_are_measured_too(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    wanted = adasim.evaluate(run, "knn", data="synthetic:320")
+    of_file = adasim.evaluate(run / "backbone.safetensors", "knn", data="synthetic:320", save=False)
+    encoder = adasim.load_backbone(run).train()
+    options = {"data": "synthetic:320", "no_cache": True}
+    loaded = adasim.evaluate(encoder, "knn", **options, results=str(tmp_path / "loaded.jsonl"))
+    assert wanted.metrics == of_file.metrics == loaded.metrics
+    assert encoder.training
+    assert json.loads((tmp_path / "loaded.jsonl").read_text())["metrics"] == wanted.metrics
+    assert len(kept(run)) == 1
+    random = adasim.evaluate("resnet_tiny", "knn", random_weights=True, size=16, **options)
+    assert "untrained" in random.said[0]
+
+
+def test_images_may_be_named_by_a_path(make_run: MakeRun, tmp_path: Path) -> None:
+    images = open_images("synthetic:40", size=16)
+    file = tmp_path / "photos.npz"
+    np.savez(file, images=images.as_array().numpy(), labels=images.labels.numpy() % 2)  # type: ignore[union-attr]
+    report = adasim.evaluate(make_run(), "knn", data=file, k=3)
+    assert "held out" in " ".join(report.said)
+    assert list(report.metrics) == ["top1_k3", "top5_k3"]
+
+
+def test_images_may_be_handed_over(make_run: MakeRun) -> None:
+    run = make_run()
+    train, test = (open_images("synthetic:320", size=16, split=split) for split in ("train", "test"))
+    wanted = adasim.evaluate(run, "knn", save=False)
+    assert adasim.evaluate(run, "knn", train=train, test=test, save=False).metrics == wanted.metrics
+    fewshot = adasim.evaluate(run, "fewshot", data=test, episodes=5, ways=2, per_class=())
+    assert fewshot.results[0].data["images"] == len(test)
+    assert train.labels is not None
+    array = train.as_array()
+    assert array is not None
+    held_out = adasim.evaluate(run, "knn", data=TensorDataset(array, train.labels), k=5, save=False)
+    assert held_out.results[0].data["train_images"] + held_out.results[0].data["test_images"] == 320
+    divided = adasim.evaluate(run, "segmentation", data=train, epochs=1)
+    assert divided.results[0].data["test_images"] == 64
+    assert "64 of the 320 images are held out" in " ".join(divided.said)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("kn", {}, r"Unknown evaluation 'kn'\. Did you mean 'knn'\?"),
+        ("knn", {"seeds": 1}, r"The evaluation knn has no option 'seeds'\. The nearest names are seed,"),
+        ("linear", {"protocol": "byol"}, "protocol='byol' is unknown. Choose dino or simsiam"),
+    ],
+)
+def test_what_is_not_known_gets_a_sentence_with_the_nearest_name(
+    make_run: MakeRun, name: str, options: dict[str, Any], expected: str
+) -> None:
+    run = make_run()
+    with pytest.raises(UserError, match=expected):
+        adasim.evaluate(run, name, **options)
+    with pytest.raises(UserError, match="ResNet is no encoder"):
+        adasim.evaluate(adasim.load_backbone(run).net, "knn")
+    assert not (run / "results.jsonl").exists()
+
+
+# One's own
+
+
+@pytest.fixture
+def without_plugins() -> Any:
+    """What a test registers is forgotten at its end."""
+    names = set(EVALUATIONS.names())
+    yield
+    for name in set(EVALUATIONS.names()) - names:
+        del EVALUATIONS._things[name]
+
+
+def effective_rank(run: Path, source: str) -> float:
+    features = extract(adasim.load_backbone(run), open_images(source, size=16), open_encoder(run).transform)
+    sizes = np.linalg.svd(features.double().numpy(), compute_uv=False)
+    shares = sizes / sizes.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
+def test_an_evaluation_of_ones_own_is_one_file(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], without_plugins: None
+) -> None:
+    run = make_run()
+    main(["eval", "--plugin", str(EXAMPLE), "rankme", str(run)])
+    wanted = effective_rank(run, "synthetic:320")
+    [line] = kept(run)
+    assert line["protocol"] == "rankme"
+    assert line["value"] == pytest.approx(wanted, rel=1e-6)
+    assert f"{wanted:.1f}" in capsys.readouterr().out
+    main(["eval", "table", str(run), "--format", "markdown"])
+    assert "| run | rankme, 320 images, " in capsys.readouterr().out
+    main(["eval", f"--plugin={EXAMPLE}"])
+    assert "rankme          Effective rank of the features" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", "rankme", "--help", "--plugin", str(EXAMPLE)])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "How many of them at most" in shown
+    assert "--device" in shown
+
+
+def test_an_evaluation_of_ones_own_runs_from_python(make_run: MakeRun, without_plugins: None) -> None:
+    run = make_run()
+    with pytest.raises(UserError, match="Unknown evaluation 'rankme'"):
+        adasim.evaluate(run, "rankme")
+    load_plugin(EXAMPLE)
+    report = adasim.evaluate(run, "rankme", data="synthetic:100")
+    assert report.value == pytest.approx(effective_rank(run, "synthetic:100"), rel=1e-6)
+    assert "effective rank" in str(report)
+    assert adasim.evaluate(run, "rankme", images=10, save=False).value < 10
+
+
+def test_the_document_shows_the_example_as_it_is() -> None:
+    assert f"```python\n{EXAMPLE.read_text()}```" in (ROOT / "docs" / "extending.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--plugin"], "--plugin needs the path of a Python file"),
+        (["--plugin", "nowhere.py", "knn"], "No plug-in at nowhere.py"),
+        (["tabel"], "Did you mean 'table'?"),
+    ],
+)
+def test_a_plugin_or_name_that_is_not_there_gets_a_sentence(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", *words])
+    assert stop.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+# The linear protocol is the method's
+
+
+def test_a_methods_linear_protocol_is_the_one_that_it_names(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = open_encoder(make_run(method="simsiam"))
+    assert protocol_of(Extractor(encoder)) == "simsiam"
+    monkeypatch.setattr(METHODS["simsiam"], "linear_protocol", "dino")
+    assert protocol_of(Extractor(encoder)) == "dino"
+    assert protocol_of(Extractor(replace(encoder, method=None))) == "dino"
+
+
+def test_a_run_of_a_method_that_is_not_loaded_is_measured_by_dinos_protocol_and_that_is_said(
+    make_run: MakeRun,
+) -> None:
+    run = make_run(method="simsiam")
+    config = json.loads((run / "config.json").read_text())
+    config["nova"] = config.pop("simsiam") | {"power": 3}
+    (run / "config.json").write_text(json.dumps(config | {"method": "nova"}))
+    report = adasim.evaluate(run, "linear", epochs=1)
+    assert report.results[0].setting == "dino, quick"
+    assert report.results[0].model["origin"] == "nova, adasim pairs"
+    assert "The method nova of this run is not known here" in report.said[0]
+    assert "--plugin" in report.said[0]
+    report = adasim.evaluate(run, "linear", epochs=1, protocol="simsiam")
+    assert not any("nova" in sentence for sentence in report.said)
+    config["data"]["source"] = 3  # damaged, and no plug-in's affair
+    (run / "config.json").write_text(json.dumps({**config, "method": "dino"}))
+    with pytest.raises(UserError, match=r"config\.json"):
+        adasim.evaluate(run, "linear", epochs=1)
+
+
+def test_a_protocol_of_ones_own_is_an_entry_of_the_dictionary(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = replace(LINEAR_PROTOCOLS["dino"], rate=0.5, epochs=2, features="pooled")
+    monkeypatch.setitem(LINEAR_PROTOCOLS, "mine", mine)
+    run = make_run(model="vit_mini", method="dino")
+    report = adasim.evaluate(run, "linear", protocol="mine", rates=(0.5,))
+    sets = [open_images("synthetic:320", size=16, split=split) for split in ("train", "test")]
+    transform = open_encoder(run).transform
+    features = [extract(adasim.load_backbone(run), images, transform) for images in sets]
+    wanted = linear_probe(
+        features[0], sets[0].labels, features[1], sets[1].labels, protocol="mine", batch_size=256
+    )
+    assert len(wanted.top1) == 2
+    assert report.metrics["top1_best"] == pytest.approx(wanted.best.top1)
+
+
+# Rooms
+
+
+def test_protocols_know_nothing_but_tensors() -> None:
+    """They open no data, print nothing and know no encoder: only numbers, names of randomness and exact search."""
+    allowed = ("adasim.errors", "adasim.seeding", "adasim.neighbors", "adasim.eval.protocols")
+    for path in sorted(Path(protocols.__path__[0]).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            else:
+                assert not (isinstance(node, ast.Name) and node.id in ("print", "open")), path.name
+                continue
+            for module in modules:
+                assert module.split(".")[0] not in ("rich", "tyro", "timm", "torchvision"), path.name
+                assert not module.startswith("adasim.") or module.startswith(allowed), (path.name, module)
+
+
+def test_nothing_below_the_command_line_prints() -> None:
+    for path in sorted(Path(protocols.__path__[0]).parent.rglob("*.py")):
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        assert not any(isinstance(call, ast.Name) and call.id == "print" for call in calls), path.name
+
+
+def test_masks_and_labels_are_divided_by_one_function(tmp_path: Path) -> None:
+    images = open_images("synthetic:40", size=16)
+    masks = torch.stack([images.mask(i) for i in range(40)])  # type: ignore[misc]
+    np.savez(tmp_path / "unlabelled.npz", images=images.as_array().numpy(), masks=masks.numpy())  # type: ignore[union-attr]
+    source = str(tmp_path / "unlabelled.npz")
+    split = open_split(source, None, None, size=16, masks=True)
+    assert (len(split.train_ids), len(split.test_ids)) == (32, 8)
+    assert "8 of the 40 images are held out" in split.sentences()[-1]
+    with pytest.raises(UserError, match="has no labels"):
+        open_split(source, None, None, size=16)
+    with pytest.raises(UserError, match="needs --train or --data"):
+        open_split(None, None, source, size=16, masks=True)

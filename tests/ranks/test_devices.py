@@ -1,0 +1,233 @@
+"""Devices: whose is whose, in what precision a run goes on each, and runs on one that is not a CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerator import Accelerator
+from helpers import free_port
+from pretrainings import Small
+
+import adasim
+from adasim.api import pretrain
+from adasim.config import ViewsConfig
+from adasim.data.views.batched import BatchedViews
+from adasim.errors import UserError
+from adasim.neighbors import NeighborMemory
+from adasim.ranks.devices import autocast, claim_device, deterministic, pick_device, working_precision
+from adasim.ranks.processes import Distributed
+from adasim.runs.checkpoint import CheckpointStore
+from adasim.train.monitor import rankme
+from adasim.train.state import build_state
+
+pytestmark = pytest.mark.slow
+
+CUDA = torch.device("cuda", 0)
+SIMSIAM = {
+    "method": "simsiam",
+    "model__name": "resnet_tiny",
+    "model__drop_path": 0.0,
+    "neighbors__cache": "float32",
+    "epochs": 2,
+}
+
+
+# ---- whose is whose ----
+
+
+def test_devices_by_name() -> None:
+    assert pick_device("cpu", 3) == torch.device("cpu")  # processes may share a CPU
+    with pytest.raises(UserError, match="device=nonsense"):
+        pick_device("nonsense")
+    with pytest.raises(UserError, match="device=hpu cannot be used here"):
+        pick_device("hpu")
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_each_process_of_a_node_gets_its_own_device_and_touches_no_other(name: str) -> None:
+    with Accelerator(devices=4) as node:
+        assert pick_device(name, 3) == torch.device("cuda", 3)
+        assert node.touched <= {3}
+        with pytest.raises(UserError, match=r"device=cuda:1 .* --device auto"):
+            pick_device("cuda:1", 3)
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_process_that_is_shown_one_device_takes_it_whatever_its_number(name: str) -> None:
+    with Accelerator(devices=1):
+        assert pick_device(name, 3) == CUDA
+
+
+def test_a_device_that_two_processes_have_is_refused() -> None:
+    store = dist.HashStore()
+    with Accelerator(devices=2):
+        claim_device(store, torch.device("cuda", 0))
+        claim_device(store, torch.device("cuda", 1))
+        with pytest.raises(
+            UserError, match=r"same device, GPU-1: this process sees 2.*one process per device"
+        ):
+            claim_device(store, torch.device("cuda", 1))
+    claim_device(store, torch.device("cpu"))
+    claim_device(store, torch.device("cpu"))
+
+
+def start_with_one_device_each(folder: Path, stage: int) -> str:
+    """What `srun --gpus-per-task=1` shows: each process one device, of another serial number."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    dist.get_default_backend_for_device = lambda device: "gloo"  # NCCL asks for a driver
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    with Accelerator() as one:
+        one.serial = f"GPU-of-rank-{rank}"
+        with Distributed.start("cuda") as ranks:
+            return f"{ranks.device} {ranks.gather(rank)}"
+
+
+def test_processes_meet_when_each_is_shown_one_device(
+    run_ranks: Callable[..., list[list[Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    assert run_ranks(__file__, "start_with_one_device_each", 2) == [["cuda:0 [0, 1]"] * 2]
+
+
+# ---- in what precision ----
+
+
+def test_fp16_is_scaled_where_it_can_be_and_else_becomes_fp32() -> None:
+    assert working_precision("fp16", torch.device("cpu")) == "fp32"
+    with Accelerator():
+        assert working_precision("fp16", CUDA) == "fp16"
+        assert working_precision("bf16", CUDA) == "bf16"
+    with Accelerator(fp64=False):  # where torch's scaler fails
+        assert working_precision("fp16", CUDA) == "fp32"
+        assert working_precision("bf16", CUDA) == "bf16"
+
+
+def test_a_device_that_knows_no_autocast_can_still_run_fp32() -> None:
+    with autocast("fp32", torch.device("meta")):
+        pass
+
+
+def test_an_fp16_run_that_began_on_a_cpu_goes_on_on_a_device_and_back(small: Small, tmp_path: Path) -> None:
+    config = small(**SIMSIAM, precision="fp16")
+    there = Distributed(0, 1, CUDA)
+    began = build_state(config, 48)
+    assert not began.scaler.is_enabled()
+    store = CheckpointStore(tmp_path, 2)
+    began.save(store)
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    with Accelerator():
+        state = build_state(config, 48, there)
+        state.load(checkpoint)
+        assert state.scaler.is_enabled()
+        assert state.precision == "fp16"
+        assert state.digest() == began.digest()
+        state.step = 1
+        state.save(store)
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.info["scaler"]["scale"] > 1
+    back = build_state(config, 48)
+    back.load(checkpoint)
+    assert back.step == 1
+
+
+def test_the_collapse_watch_asks_no_device_for_fp64() -> None:
+    features = torch.randn(32, 8)
+    with Accelerator(fp64=False):
+        assert rankme(features.to("cuda")) == rankme(features)
+
+
+# ---- how repeatably ----
+
+
+def test_deterministic_algorithms_are_asked_for_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()  # attention would only warn
+        assert not torch.backends.cudnn.benchmark
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+    with deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_memory_and_views_have_deterministic_forms_on_a_device() -> None:
+    with Accelerator(), deterministic(True):
+        memory = NeighborMemory(40, 8, window=1, k=3, device="cuda")
+        memory.observe(torch.arange(40).to("cuda"), torch.randn(40, 8).to("cuda"))
+        images = torch.zeros(4, 3, 16, 16, dtype=torch.uint8).to("cuda")
+        BatchedViews(ViewsConfig(size=8))(images, 1, 0, 0, torch.arange(4))
+
+
+def test_an_operation_without_a_deterministic_form_becomes_a_sentence() -> None:
+    with (
+        Accelerator(),
+        pytest.raises(UserError, match="--deterministic cannot be kept on this device: cumsum does not have"),
+        deterministic(True),
+    ):
+        torch.ones(3, device="cuda").cumsum(0)
+    with pytest.raises(RuntimeError, match="another matter"), deterministic(True):
+        raise RuntimeError("another matter")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_flag_changes_no_bit_on_a_cpu(
+    small: Small, digest: Callable[[Path], str], tmp_path: Path
+) -> None:
+    for flag in (False, True):
+        pretrain(small(**SIMSIAM, deterministic=flag), tmp_path / str(flag))
+    assert digest(tmp_path / "False") == digest(tmp_path / "True")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+# ---- whole runs, in processes of their own ----
+
+
+def bits(run: Path) -> dict[str, torch.Tensor]:
+    return adasim.load_backbone(run).state_dict()
+
+
+@pytest.fixture(scope="module")
+def on_cpu(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cpu") / "run"
+    pretrain(small(**SIMSIAM, device="cpu"), out)
+    return out
+
+
+@pytest.mark.parametrize("fp64", [True, False])
+def test_a_run_on_a_device_ends_with_a_cpus_bits(
+    fp64: bool, runs: Any, small: Small, on_cpu: Path, tmp_path: Path
+) -> None:
+    """Without fp64, as on Apple's mps, the memory stays on the CPU and the run goes on all the same."""
+    device = {"kind": "pretend", "fp64": fp64}
+    run = runs.start(small(**SIMSIAM, deterministic=True), tmp_path / "run", accelerator=device)
+    assert run.wait() == 0, run.said
+    expected = bits(on_cpu)
+    for name, value in bits(tmp_path / "run").items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("fp64", [True, False])
+def test_an_accelerator_other_than_cuda_scales_fp16_or_says_that_it_does_not(
+    fp64: bool, runs: Any, small: Small, tmp_path: Path
+) -> None:
+    device = {"kind": "pretend", "fp64": fp64}
+    run = runs.start(small(**SIMSIAM, precision="fp16"), tmp_path / "run", accelerator=device)
+    assert run.wait() == 0, run.said
+    checkpoint = CheckpointStore(tmp_path / "run", 2).load_latest()
+    assert checkpoint is not None
+    said = " ".join(run.said.split())
+    assert bool(checkpoint.info["scaler"]) is fp64
+    assert ("cannot scale losses" in said and "this run uses fp32" in said) is not fp64

@@ -1,0 +1,243 @@
+"""Ranks: who a process is, what all agree on, and a network that is the same one on any number of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import free_port
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from adasim.config import Config, ModelConfig
+from adasim.errors import UserError
+from adasim.methods import DinoSettings, Method, SimSiamSettings, build_method
+from adasim.ranks.processes import Distributed, Place, Runner, first_host
+from adasim.ranks.sync_layers import SyncedBatchNorm
+
+pytestmark = pytest.mark.slow
+
+BATCH = 8
+
+
+class Normed(nn.Module):
+    """Both kinds of batch norm, with and without affine part, and a mean over counted batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, bias=False)
+        self.plane = nn.BatchNorm2d(4)
+        self.line = nn.BatchNorm1d(4, affine=False, momentum=None)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.line(relu(self.plane(self.stem(x))).mean((2, 3))))
+
+
+def small_method(name: str) -> Method:
+    config = Config(
+        method="dino" if name == "dino" else "simsiam",
+        model=ModelConfig(name="vit_mini" if name == "dino" else "resnet_tiny", patch_size=8, drop_path=0.4),
+        settings=DinoSettings(out_dim=24, hidden_dim=32, bottleneck_dim=16)
+        if name == "dino"
+        else SimSiamSettings(proj_dim=32, pred_dim=16),
+    )
+    return build_method(config, 16).train()
+
+
+def normed_pass(ranks: Distributed) -> dict[str, Tensor]:
+    """Two steps of batch norm in fp64 on this rank's part of a batch."""
+    torch.manual_seed(0)
+    images = torch.randn(2, BATCH, 3, 6, 6, dtype=torch.float64) * 3 + 5
+    weight = torch.randn(BATCH, 2, dtype=torch.float64)
+    network = ranks.synchronize(Normed().double(), BATCH)
+    run = ranks.wrap(network)
+    part = slice(ranks.rank * BATCH // ranks.world, (ranks.rank + 1) * BATCH // ranks.world)
+    for step in range(2):
+        x = images[step, part].requires_grad_()
+        network.zero_grad()
+        y = run(lambda x=x: network(x))  # type: ignore[misc]
+        (y * weight[part]).pow(2).mean().backward()
+    assert x.grad is not None
+    found = {"output": y.detach(), "input gradient": x.grad / ranks.world}
+    found |= {f"{n} gradient": p.grad for n, p in network.named_parameters() if p.grad is not None}
+    network.eval()
+    return found | network.state_dict() | {"evaluated": network(images[0])}
+
+
+def method_pass(ranks: Distributed, name: str, halves: bool) -> dict[str, Tensor]:
+    """One step of a method: the loss, averaged over ranks, and all gradients."""
+    method = small_method(name)
+    ranks.synchronize(method, BATCH)
+    run: Runner = ranks.wrap(method)
+    torch.manual_seed(1)
+    views = list(torch.randn(2, BATCH, 3, 16, 16))
+    part = slice(ranks.rank * BATCH // ranks.world, (ranks.rank + 1) * BATCH // ranks.world)
+    views = [view[part] for view in views]
+
+    def in_halves() -> Any:
+        seen = [method.encode(view) for view in views]
+        for one in seen:
+            method.predict(one)
+        return method.loss(seen, 0)
+
+    torch.manual_seed(2)  # the step's seed: the same on all ranks
+    step = run(in_halves if halves else lambda: method(views, 0))
+    step.loss.backward()
+    found = {n: p.grad for n, p in method.named_parameters() if p.grad is not None}
+    loss = torch.tensor(ranks.all_mean(float(step.loss.detach()))[0], dtype=torch.float64)
+    return found | {"loss": loss, "feature": step.feature}
+
+
+PASSES: dict[str, Callable[[Distributed], dict[str, Tensor]]] = {
+    "batch norm": normed_pass,
+    "dino": lambda ranks: method_pass(ranks, "dino", halves=False),
+    "dino in halves": lambda ranks: method_pass(ranks, "dino", halves=True),
+    "simsiam": lambda ranks: method_pass(ranks, "simsiam", halves=False),
+}
+
+
+def work(folder: Path, stage: int) -> dict[str, Any]:
+    ranks = Distributed.start("cpu")
+    found: dict[str, Any] = {name: one(ranks) for name, one in PASSES.items()}
+    last = ranks.rank == ranks.world - 1
+    found["any"] = [ranks.all_any(False), ranks.all_any(last), ranks.all_any(True)]
+    found["mean"] = ranks.all_mean(ranks.rank, math.inf if last else 1.0, 3.0)
+    found["gather"] = ranks.gather(f"rank {ranks.rank}")
+    try:
+        with ranks.together():
+            if last:
+                raise UserError("the last rank's disk is full.")
+    except UserError as error:
+        found["error"] = str(error)
+    with ranks.together():
+        found["after"] = True
+    ranks.barrier()
+    ranks.close()
+    found["still up"] = dist.is_initialized()  # somebody else started it
+    port = ranks.gather(free_port())[0]
+    dist.destroy_process_group()
+    found["torchrun"] = launched({"RANK": ranks.rank, "WORLD_SIZE": ranks.world, "LOCAL_RANK": 0}, port)
+    slurm = {"SLURM_STEP_ID": 0, "SLURM_PROCID": ranks.rank, "SLURM_NTASKS": ranks.world}
+    found["slurm"] = launched(slurm, port + 1)
+    return found
+
+
+def launched(variables: dict[str, int], port: int) -> tuple[int, list[float], bool]:
+    """Start as under a launcher that set these variables."""
+    settings = {name: str(value) for name, value in variables.items()}
+    settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(settings)
+    with Distributed.start("cpu") as ranks:
+        sums = ranks.all_mean(ranks.rank)
+    for name in settings:
+        del os.environ[name]
+    return ranks.rank, sums, dist.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def stages(run_ranks: Callable[..., list[list[Any]]]) -> list[list[Any]]:
+    return run_ranks(__file__, "work", 1, 2, 4)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_batch_split_over_ranks_meets_the_network_of_one_process(
+    stages: list[list[Any]], name: str
+) -> None:
+    """Batch statistics, stochastic depth and gradients are those of the joined batch, up to rounding."""
+    alone = PASSES[name](Distributed(0, 1, torch.device("cpu")))
+    for ranks in stages:
+        for key, expected in alone.items():
+            parts = [found[name][key] for found in ranks]
+            joined = key in ("output", "input gradient", "feature")
+            rounding = {"batch norm": 1e-12, "simsiam": 1e-4}.get(name, 1e-5)  # fp64, a stack of norms, fp32
+            for value in [torch.cat(parts)] if joined else parts:
+                assert value.shape == expected.shape
+                worst = (value - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
+                assert worst <= rounding, key
+
+
+def test_the_joined_batch_norm_is_torchs() -> None:
+    """The pass in one process, which the test above compares with, has no synchronised layer in it."""
+    network = Distributed(0, 1, torch.device("cpu")).synchronize(Normed(), BATCH)
+    assert not any(isinstance(layer, SyncedBatchNorm) for layer in network.modules())
+
+
+def test_ranks_agree(stages: list[list[Any]]) -> None:
+    for ranks in stages:
+        world = len(ranks)
+        for found in ranks:
+            assert found["any"] == [False, True, True]
+            assert found["mean"][0] == (world - 1) / 2
+            assert not math.isfinite(found["mean"][1])
+            assert found["mean"][2] == 3.0
+            assert found["gather"] == [f"rank {r}" for r in range(world)]
+            assert found["error"] == "the last rank's disk is full."
+            assert found["after"]
+            assert found["still up"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+def test_processes_meet_under_a_launcher_and_part_afterwards(stages: list[list[Any]], launcher: str) -> None:
+    for ranks in stages:
+        expected = [(rank, [(len(ranks) - 1) / 2], False) for rank in range(len(ranks))]
+        assert [found[launcher] for found in ranks] == expected
+
+
+def test_alone_nothing_is_needed() -> None:
+    with Distributed.start("cpu") as ranks:
+        assert (ranks.rank, ranks.world, ranks.is_main) == (0, 1, True)
+        assert ranks.all_any(True)
+        assert ranks.all_mean(2.0) == [2.0]
+        assert ranks.gather("x") == ["x"]
+        with pytest.raises(UserError, match="full"), ranks.together():
+            raise UserError("full")
+    assert not dist.is_initialized()
+
+
+def test_places_by_torchrun_and_slurm() -> None:
+    assert Place.find({}) == Place(0, 1, 0, None)
+    torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    slurm = {
+        "SLURM_PROCID": "3",
+        "SLURM_NTASKS": "4",
+        "SLURM_LOCALID": "1",
+        "SLURM_JOB_ID": "1234567",
+        "SLURM_JOB_NODELIST": "gpu[003-004]",
+    }
+    step = slurm | {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[004,006]"}
+    assert Place.find(torchrun) == Place(5, 8, 1, None)
+    assert Place.find(step | torchrun) == Place(5, 8, 1, None)  # torchrun inside a step
+    assert Place.find(slurm) == Place()  # a batch script is one process, whatever it may start
+    assert Place.find(step) == Place(3, 4, 1, "tcp://gpu004:34567")
+    assert Place.find(step | {"MASTER_ADDR": "here", "MASTER_PORT": "9"}).address == "tcp://here:9"
+    assert Place.find(step | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Place(0, 1, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("gpu[003-007,12],login1", "gpu003"),
+        ("a[1,3]b[02-04]", "a1b02"),
+        ("rack-7-[10-12]", "rack-7-10"),
+    ],
+)
+def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_with_sizes_that_work() -> None:
+    four = Distributed(0, 4, torch.device("cpu"))
+    four.check_batch(8)
+    with pytest.raises(UserError, match=r"batch_size=10 .* 4 processes.*--batch-size 8 or 12"):
+        four.check_batch(10)
+    with pytest.raises(UserError, match="--batch-size 4,"):
+        four.check_batch(3)

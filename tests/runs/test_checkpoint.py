@@ -1,0 +1,704 @@
+"""A checkpoint is whole or it is not used: kills, damage, hostile files, full disks, retention."""
+
+import errno
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import flip, names, small_disk, snapshot
+from torch import Tensor
+
+from adasim.errors import UserError
+from adasim.files import TEMPORARY, remove_leftovers, sha256_file
+from adasim.runs import checkpoint as module
+from adasim.runs import verify
+from adasim.runs.checkpoint import CheckpointStore, SaveFailed
+from adasim.runs.manifest import InvalidCheckpoint, seal, unseal
+from adasim.runs.packing import pack, pack_optimizer, unpack, unpack_optimizer
+
+
+def state(step: int) -> dict[str, dict[str, Tensor]]:
+    """A state that differs from step to step in every file."""
+    return {
+        "student": {"w": torch.arange(12.0).reshape(3, 4) + step, "b": torch.full((3,), float(step))},
+        "teacher": {"w": torch.arange(12.0) * step},
+    }
+
+
+def save(store: CheckpointStore, step: int, history: list[str] | None = None) -> Path:
+    return store.save(step, state(step), {"step": step}, history or [])
+
+
+def assert_is(store: CheckpointStore, step: int) -> None:
+    """The newest usable checkpoint is this step's, with exactly this step's state."""
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.step == step
+    assert checkpoint.info == {"step": step}
+    for group, tensors in state(step).items():
+        loaded = checkpoint.tensors(group)
+        assert loaded.keys() == tensors.keys()
+        assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+
+
+# Round trips
+
+
+def test_an_empty_run_has_no_checkpoint(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path, 2).load_latest() is None
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+)
+def test_every_type_and_shape_comes_back_bit_by_bit(tmp_path: Path, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    values = torch.tensor([0, 1, 1, 0, 1, 1], dtype=kind)
+    tensors = {
+        "vector": values,
+        "scalar": values[1].clone(),
+        "empty": values[:0].clone(),
+        "matrix": values.reshape(2, 3).clone(),
+        "strided": values.reshape(2, 3).clone().t(),
+        "channels_last": values.reshape(1, 3, 2, 1).clone().to(memory_format=torch.channels_last),
+    }
+    store = CheckpointStore(tmp_path, 1)
+    store.save(1, {"g": tensors, "none": {}}, {}, [])
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.tensors("none") == {}
+    loaded = checkpoint.tensors("g")
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == kind
+        assert loaded[name].shape == tensor.shape
+        assert torch.equal(loaded[name], tensor)
+
+
+def test_special_floats_and_python_scalars_come_back_exactly(tmp_path: Path) -> None:
+    special = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 3.4e38])
+    info = {
+        "lr": 0.1 + 0.2,
+        "big": 2**70,
+        "none": None,
+        "flag": True,
+        "text": "ä\n",
+        "inf": float("inf"),
+        "l": [1],
+    }
+    store = CheckpointStore(tmp_path, 1)
+    store.save(0, {"g": {"x": special}}, info, [])
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.info == info
+    assert checkpoint.tensors("g")["x"].view(torch.int32).equal(special.view(torch.int32))
+
+
+def test_tied_weights_are_saved_under_both_names(tmp_path: Path) -> None:
+    weight = torch.randn(3, 3)
+    store = CheckpointStore(tmp_path, 1)
+    store.save(1, {"g": {"a": weight, "b": weight}}, {}, [])
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert loaded.tensors("g")["a"].equal(weight)
+    assert loaded.tensors("g")["b"].equal(weight)
+
+
+def test_writing_into_a_loaded_tensor_does_not_change_the_file(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 1)
+    save(store, 3)
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    checkpoint.tensors("student")["w"].zero_()
+    assert_is(store, 3)
+
+
+def test_files_are_as_readable_as_the_umask_allows(tmp_path: Path) -> None:
+    path = save(CheckpointStore(tmp_path, 1), 1)
+    assert len({p.stat().st_mode for p in path.iterdir()}) == 1
+
+
+def test_info_that_json_cannot_hold_is_refused_before_a_byte_is_written(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 1)
+    with pytest.raises(TypeError):
+        store.save(1, state(1), {"when": object()}, [])
+    with pytest.raises(ValueError, match="name of a group"):
+        store.save(1, {"../escape": {}}, {}, [])
+    assert names(tmp_path) == []
+
+
+def test_a_second_save_at_one_step_supersedes_the_first_without_replacing_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    for attempt in range(3):
+        store.save(7, {"g": {"x": torch.tensor(attempt)}}, {"attempt": attempt}, [])
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.info == {"attempt": 2}
+    assert names(tmp_path / "checkpoints") == ["step-000000007.1", "step-000000007.2"]
+
+
+# Retention and history
+
+
+def test_the_newest_are_kept_in_order_of_steps(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    for step in (9, 10, 99, 1_000_000_000, 10_000_000_000):
+        save(store, step)
+    assert names(tmp_path / "checkpoints") == ["step-1000000000", "step-10000000000"]
+    assert_is(store, 10_000_000_000)
+
+
+def test_retention_never_deletes_the_last_valid_one_under_newer_invalid_ones(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 3)
+    paths = [save(store, step) for step in (1, 2, 3)]
+    for path in paths[1:]:
+        flip(path / "student.safetensors")
+    again = CheckpointStore(tmp_path, 1)
+    again._retain()
+    assert names(tmp_path / "checkpoints") == ["step-000000001"]
+    assert_is(again, 1)
+
+
+def test_retention_without_a_valid_checkpoint_touches_nothing(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    for step in (1, 2):
+        flip(save(store, step) / "teacher.safetensors")
+    before = names(tmp_path / "checkpoints")
+    CheckpointStore(tmp_path, 1)._retain()
+    assert names(tmp_path / "checkpoints") == before
+
+
+def test_invalid_ones_do_not_count_among_the_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 3)
+    paths = [save(store, step) for step in (1, 2, 3)]
+    flip(paths[2] / "student.safetensors")
+    again = CheckpointStore(tmp_path, 2)
+    save(again, 4)
+    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000004"]
+
+
+def test_history_is_written_once_however_often_an_epoch_ends(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    lists = {"ids": torch.arange(6, dtype=torch.int32), "similarities": torch.rand(6).half()}
+    name = store.write_history(4, lists)
+    before = (tmp_path / "history" / name).stat()
+    assert CheckpointStore(tmp_path, 2).write_history(4, lists) == name  # as after a kill and a resume
+    after = (tmp_path / "history" / name).stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert names(tmp_path / "history") == [name]
+    save(store, 5, [name])
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.history == (name,)
+    loaded = checkpoint.history_tensors(name)
+    assert all(loaded[key].equal(lists[key]) for key in lists)
+
+
+def test_a_damaged_history_file_is_written_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    name = store.write_history(0, {"x": torch.arange(5)})
+    flip(tmp_path / "history" / name)
+    assert store.write_history(0, {"x": torch.arange(5)}) == name
+    save(store, 1, [name])
+    assert_is(store, 1)
+
+
+def test_history_that_no_kept_checkpoint_names_is_pruned(tmp_path: Path) -> None:
+    store, window = CheckpointStore(tmp_path, 2), 3
+    written: list[str] = []
+    for epoch in range(6):
+        written.append(store.write_history(epoch, {"x": torch.tensor([epoch])}))
+        save(store, epoch + 1, written[-window:])
+    # The kept checkpoints end epochs 4 and 5; together they look back on epochs 2..5.
+    assert names(tmp_path / "history") == sorted(written[2:])
+    assert_is(store, 6)
+    flip(tmp_path / "history" / written[5])
+    assert_is(CheckpointStore(tmp_path, 2), 5)
+
+
+def test_a_checkpoint_cannot_be_saved_without_its_history(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1)
+    with pytest.raises(SaveFailed):
+        save(store, 2, ["epoch-000000-0123456789abcdef.safetensors"])
+    assert_is(store, 1)
+
+
+def test_an_untouched_history_is_not_read_again_at_every_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr(verify, "sha256_file", noted)
+    store = CheckpointStore(tmp_path, 1)
+    name = store.write_history(0, {"x": torch.arange(5)})
+    for step in range(1, 5):
+        save(store, step, [name])
+    assert read.count(name) == 1
+
+
+# Damage
+
+
+def truncate(size: Callable[[int], int]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "student.safetensors"
+        os.truncate(path, size(path.stat().st_size))
+
+    return damage
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """A forger's work: change the manifest and make its own hash agree again."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["sha256"]
+    change(manifest)
+    (folder / "manifest.json").write_bytes(seal(manifest))
+
+
+def forge(content: bytes) -> Callable[[Path], None]:
+    """Replace a file and let the manifest vouch for it."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "student.safetensors"
+        path.write_bytes(content)
+        entry = {"size": len(content), "sha256": sha256_file(path)}
+        rewrite(folder, lambda m: m["groups"].update(student=entry))
+
+    return damage
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, ("touch BOMB_WENT_OFF",)
+
+
+def header(text: bytes, length: int | None = None) -> bytes:
+    return (len(text) if length is None else length).to_bytes(8, "little") + text
+
+
+def escape(name: str) -> Callable[[Path], None]:
+    """The manifest names a file outside; the file exists and its size and hash agree."""
+
+    def damage(folder: Path) -> None:
+        outside = folder.parent.parent / "outside.safetensors"
+        outside.write_bytes((folder / "student.safetensors").read_bytes())
+        entry = {"size": outside.stat().st_size, "sha256": sha256_file(outside)}
+        group = name.format(outside=outside).removesuffix(".safetensors")
+        rewrite(folder, lambda m: m["groups"].update({group: entry}))
+
+    return damage
+
+
+def escaping_history(folder: Path) -> None:
+    outside = folder.parent.parent / "outside.safetensors"
+    outside.write_bytes((folder / "student.safetensors").read_bytes())
+    entry = {"size": outside.stat().st_size, "sha256": sha256_file(outside)}
+    rewrite(folder, lambda m: m["history"].append({"name": "../outside.safetensors", **entry}))
+
+
+def link_out(folder: Path) -> None:
+    path = folder / "student.safetensors"
+    path.rename(folder.parent.parent / "elsewhere")
+    path.symlink_to(folder.parent.parent / "elsewhere")
+
+
+def pipe(folder: Path) -> None:
+    (folder / "student.safetensors").unlink()
+    os.mkfifo(folder / "student.safetensors")  # opening it would wait for ever
+
+
+def without_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def manifest_with(content: bytes) -> Callable[[Path], None]:
+    return lambda folder: overwrite(folder / "manifest.json", content)
+
+
+def edited_counter(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "truncated to 0 bytes": truncate(lambda size: 0),
+    "truncated to 1 byte": truncate(lambda size: 1),
+    "truncated to half": truncate(lambda size: size // 2),
+    "one bit flipped": lambda folder: flip(folder / "teacher.safetensors"),
+    "a file missing": lambda folder: (folder / "teacher.safetensors").unlink(),
+    "no manifest": without_manifest,
+    "manifest of 0 bytes": manifest_with(b""),
+    "manifest cut short": lambda f: os.truncate(
+        f / "manifest.json", (f / "manifest.json").stat().st_size // 2
+    ),
+    "manifest edited": edited_counter,
+    "manifest is a list": manifest_with(b"[]"),
+    "manifest of nested lists": manifest_with(b"[" * 100_000),
+    "manifest without groups": lambda folder: rewrite(folder, lambda m: m.pop("groups")),
+    "manifest of another step": lambda folder: rewrite(folder, lambda m: m.update(step=1)),
+    "manifest with numbers for names": lambda folder: rewrite(
+        folder, lambda m: m["history"].append({"name": 3})
+    ),
+    "pickle as payload": lambda folder: overwrite(folder / "student.safetensors", pickle.dumps(Bomb())),
+    "pickle as manifest": manifest_with(pickle.dumps(Bomb())),
+    "pickle vouched for": forge(pickle.dumps(Bomb())),
+    "header longer than the file": forge(header(b"{}", 2**63)),
+    "header just too long": forge(header(b"{}", 3)),
+    "header that is not JSON": forge(header(b"\xff" * 16)),
+    "header with offsets beyond the file": forge(
+        header(b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}') + b"\0" * 8
+    ),
+    "header with overlapping tensors": forge(
+        header(
+            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+            b'"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}'
+        )
+        + b"\0" * 12
+    ),
+    "header with a shape that overflows": forge(
+        header(b'{"w":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}')
+    ),
+    "../ in the manifest": escape("../../outside.safetensors"),
+    "absolute path in the manifest": escape("{outside}"),
+    "../ in the history": escaping_history,
+    "link to elsewhere": link_out,
+    "pipe instead of a file": pipe,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_or_hostile_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the bomb would go off
+    said: list[str] = []
+    store = CheckpointStore(tmp_path, 2, said.append)
+    save(store, 1)
+    damage(save(store, 2))
+    before = snapshot(tmp_path)
+    assert_is(CheckpointStore(tmp_path, 2, said.append), 1)
+    assert len(said) == 1
+    assert "step-000000002 is not usable" in said[0]
+    assert "Going back to step-000000001" in said[0]
+    assert snapshot(tmp_path) == before
+
+
+def test_no_flipped_bit_and_no_cut_in_a_manifest_changes_what_it_says(tmp_path: Path) -> None:
+    """Every byte and every length: it is refused, or it still says the same (`1e5` as `1E5`)."""
+    store = CheckpointStore(tmp_path, 1)
+    name = store.write_history(0, {"x": torch.arange(3)})
+    path = save(store, 1, [name]) / "manifest.json"
+    said, content = unseal(path), path.read_bytes()
+    broken = [content[:size] for size in range(len(content))]
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        broken.append(bytes(flipped))
+    copy = tmp_path / "copy.json"
+    for candidate in broken:
+        copy.write_bytes(candidate)
+        try:
+            assert unseal(copy) == said
+        except InvalidCheckpoint:
+            continue
+        assert candidate.lower() == content.lower()
+
+
+@pytest.mark.parametrize("place", [0, 9, 40, -1], ids=["length", "header", "end of header", "payload"])
+def test_a_bit_flipped_anywhere_in_a_tensor_file_is_noticed(tmp_path: Path, place: int) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1)
+    path = save(store, 2) / "teacher.safetensors"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    status = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # a failing disk leaves no date
+    assert_is(store, 1)
+
+
+def test_with_no_usable_checkpoint_left_the_run_is_not_silently_restarted(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    for step in (1, 2):
+        flip(save(store, step) / "student.safetensors")
+    with pytest.raises(UserError, match=r"No usable checkpoint .*step-000000002 is not usable: .*SHA-256"):
+        store.load_latest()
+
+
+def test_foreign_files_among_the_checkpoints_are_ignored(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 1)
+    save(store, 1)
+    for name in ("step-2", "step-000000009.pt", "notes.txt", f"step-000000008.1-1{TEMPORARY}"):
+        (tmp_path / "checkpoints" / name).write_bytes(pickle.dumps(Bomb()))
+    assert_is(store, 1)
+
+
+# Kills
+
+KILLER = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from adasim.runs import checkpoint as module
+from adasim.runs import verify
+from adasim.runs.checkpoint import CheckpointStore
+
+base = Path(sys.argv[1])
+torch.set_num_threads(1)
+calls, limit = 0, None
+
+def killing(real, halfway=None):
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == limit:
+            if halfway:
+                halfway(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+    return call
+
+def half_a_file(tensors, path):
+    real_save(tensors, path)
+    os.truncate(path, os.path.getsize(path) // 2)
+
+def state(step):
+    return {
+        "student": {"w": torch.arange(12.0).reshape(3, 4) + step, "b": torch.full((3,), float(step))},
+        "teacher": {"w": torch.arange(12.0) * step},
+    }
+
+def run(folder):
+    folder.mkdir()
+    store = CheckpointStore(folder, 1)
+    first = store.write_history(0, {"x": torch.arange(3)})
+    store.save(1, state(1), {"step": 1}, [first])
+    arm()
+    second = store.write_history(1, {"x": torch.arange(3) + 1})
+    store.save(2, state(2), {"step": 2}, [second])
+
+def arm():
+    global real_save
+    for name in ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir", "chmod"):
+        setattr(os, name, killing(getattr(os, name)))
+    real_save = module.save_file
+    module.save_file = killing(real_save, half_a_file)
+
+point = 0
+while True:
+    point += 1
+    child = os.fork()
+    if child == 0:
+        limit = point
+        run(base / f"{point:03d}")
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status)
+    if status != -signal.SIGKILL:
+        sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+def test_sigkill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Every call that touches the disk, in a history write, a save and a retention, is a place to die."""
+    done = subprocess.run([sys.executable, "-c", KILLER, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folders = sorted(tmp_path.iterdir())
+    assert done.stdout.split() == [str(-signal.SIGKILL)] * (len(folders) - 1) + ["0"]
+    assert len(folders) > 20
+    steps = []
+    for folder in folders:
+        store = CheckpointStore(folder, 1)
+        checkpoint = store.load_latest()
+        assert checkpoint is not None
+        steps.append(checkpoint.step)
+        assert_is(store, checkpoint.step)
+        # What a resumed run does next: clean up, end the epoch again, save: nothing is doubled or left.
+        for sub in ("checkpoints", "history"):
+            remove_leftovers(folder / sub)
+        epoch_1 = store.write_history(1, {"x": torch.arange(3) + 1})
+        save(store, 2, [epoch_1])
+        assert_is(store, 2)
+        assert len(names(folder / "checkpoints")) == 1
+        assert names(folder / "history") == [epoch_1]
+    assert steps == sorted(steps)  # up to some point the old one, from then on the new one
+    assert set(steps) == {1, 2}
+
+
+def test_a_second_signal_during_a_save_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that raises in the middle of a save: the old checkpoint stands, the save can be repeated."""
+    store = CheckpointStore(tmp_path, 1)
+    save(store, 1)
+    real = module.save_file
+
+    def interrupted(tensors: dict[str, Tensor], path: Path) -> None:
+        real(tensors, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(store, 2)
+    assert names(tmp_path / "checkpoints") == ["step-000000001"]
+    assert_is(store, 1)
+    monkeypatch.undo()
+    save(store, 2)
+    assert_is(store, 2)
+
+
+# Full disks
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, "1m") as place:
+        yield place
+
+
+def test_a_full_disk_fails_the_save_alone(disk: Path) -> None:
+    store = CheckpointStore(disk, 1)
+    small, large = (
+        {"g": {"x": torch.zeros(1000)}},
+        {"a": {"x": torch.zeros(1000)}, "b": {"x": torch.zeros(10**6)}},
+    )
+    store.save(1, small, {"step": 1}, [])
+    for _ in range(2):  # and again at the next occasion
+        with pytest.raises(
+            SaveFailed, match=r"Could not write the checkpoint of step 2 .*No space left on device"
+        ):
+            store.save(2, large, {"step": 2}, [])
+        with pytest.raises(SaveFailed, match="the history of epoch 3"):
+            store.write_history(3, large["b"])
+        assert names(disk / "checkpoints") == ["step-000000001"]
+        assert names(disk / "history") == []
+    store.save(2, small, {"step": 2}, [])
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.step == 2
+
+
+@pytest.mark.parametrize("call", ["mkdir", "fsync", "rename"])
+def test_no_space_at_any_call_leaves_the_old_checkpoint_and_no_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store = CheckpointStore(tmp_path, 1)
+    save(store, 1)
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(SaveFailed, match="No space left on device"):
+        save(store, 2)
+    monkeypatch.undo()
+    assert names(tmp_path / "checkpoints") == ["step-000000001"]
+    assert_is(store, 1)
+
+
+# Optimisers
+
+
+def train(optimizer: torch.optim.Optimizer, layers: torch.nn.Module, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs = torch.full((2, 3, 4, 4), 0.1 * step + 0.3)
+        layers(inputs).square().sum().backward()
+        optimizer.step()
+
+
+def build(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    first, last = torch.nn.Conv2d(3, 5, 3), torch.nn.Linear(20, 2)
+    layers = torch.nn.Sequential(first, torch.nn.Flatten(), last)
+    layers.to(memory_format=torch.channels_last)
+    frozen = torch.nn.Parameter(torch.ones(2))  # never has a gradient, hence no state
+    groups = [
+        {"params": list(first.parameters()), "weight_decay": 0.1, "name": "convolution"},
+        {"params": [frozen, *last.parameters()], "weight_decay": 0.0, "name": "rest"},
+    ]
+    if name == "sgd":
+        return layers, torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    return layers, torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), amsgrad=name == "amsgrad")
+
+
+@pytest.mark.parametrize("name", ["adamw", "amsgrad", "sgd"])
+def test_an_optimiser_resumed_from_disk_takes_the_same_steps(tmp_path: Path, name: str) -> None:
+    layers, optimizer = build(name)
+    train(optimizer, layers, 3)
+    optimizer.param_groups[0]["lr"] = 0.1 + 0.2  # as a schedule would
+    store = CheckpointStore(tmp_path, 1)
+    tensors, info = pack_optimizer(optimizer)
+    store.save(3, {"optimizer": tensors, "model": layers.state_dict()}, {"optimizer": info}, [])
+
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    again, resumed = build(name)
+    again.load_state_dict(checkpoint.tensors("model"))
+    unpack_optimizer(resumed, checkpoint.tensors("optimizer"), checkpoint.info["optimizer"])
+    assert resumed.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    for old, new in zip(optimizer.state.values(), resumed.state.values(), strict=True):
+        assert old.keys() == new.keys()
+        for key in old:
+            if isinstance(old[key], Tensor):
+                assert torch.equal(old[key], new[key])
+                assert old[key].stride() == new[key].stride()
+                assert old[key].dtype == new[key].dtype
+            else:
+                assert old[key] == new[key]
+    train(optimizer, layers, 4)
+    train(resumed, again, 4)
+    for a, b in zip(layers.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_resumed_optimiser_owns_its_memory(tmp_path: Path) -> None:
+    layers, optimizer = build("adamw")
+    train(optimizer, layers, 1)
+    tensors, info = pack_optimizer(optimizer)
+    again, resumed = build("adamw")
+    unpack_optimizer(resumed, tensors, info)
+    train(resumed, again, 1)
+    for name, tensor in pack_optimizer(optimizer)[0].items():
+        assert torch.equal(tensor, tensors[name])
+
+
+def test_moments_of_another_type_than_the_weights_keep_it() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = torch.tensor([1.001, 2.002, 3.003])
+    resumed = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    unpack_optimizer(resumed, *pack_optimizer(optimizer))
+    assert torch.equal(resumed.state[weight]["momentum_buffer"], torch.tensor([1.001, 2.002, 3.003]))
+
+
+def test_nested_state_survives_json_with_its_types() -> None:
+    tree: dict[Any, Any] = {
+        0: {"a": (1, [2.5, None], {"tensor": "not a tensor"})},
+        "0": "text",
+        "x": [torch.arange(3), (torch.tensor(True),)],
+        "empty": [{}, [], ()],
+    }
+    tensors, info = pack(tree)
+    back = unpack(tensors, json.loads(json.dumps(info)))
+    assert back["x"][0].equal(tree["x"][0])
+    assert back["x"][1][0].equal(torch.tensor(True))
+    assert {k: v for k, v in back.items() if k != "x"} == {k: v for k, v in tree.items() if k != "x"}
+    with pytest.raises(TypeError, match=r"a\.1 is a object"):
+        pack({"a": [1, object()]})

@@ -1,0 +1,390 @@
+"""A run folder describes itself, belongs to one process at a time, and refuses what is not its own."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import names, snapshot
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from adasim.config import Config, NeighborsConfig, SaveConfig
+from adasim.errors import UserError
+from adasim.files import TEMPORARY
+from adasim.runs import folder as module
+from adasim.runs.folder import RunFolder
+from adasim.runs.metrics import MetricsLog
+from adasim.runs.settings import check_same
+
+LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
+FACTS: dict[str, Any] = {"fingerprint": "f00d", "listing": LISTING, "device": "cpu"}
+
+
+def create(out: Path) -> RunFolder:
+    return RunFolder.create(out, Config(epochs=7, neighbors=NeighborsConfig(window=3)), FACTS)
+
+
+# Creation
+
+
+def test_a_run_describes_itself_and_opens_again(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "run"
+    with create(out) as run:
+        assert run.path == out
+    assert names(out) == [
+        "checkpoints", "config.json", "data.json", "history", "lock", "run.json", "tensorboard", "versions.json",
+    ]  # fmt: skip
+    versions = json.loads((out / "versions.json").read_text())
+    assert versions["torch"] == torch.__version__
+    assert versions["numpy"] == np.__version__
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert versions["threads"] == torch.get_num_threads()
+    assert versions["device"] == "cpu"
+    assert {"torchvision", "timm", "adasim"} <= versions.keys()
+    with RunFolder.open(out) as again:
+        assert again.config == Config(epochs=7, neighbors=NeighborsConfig(window=3))
+        assert again.facts == {"fingerprint": "f00d", "listing": LISTING}
+        assert again.version_changes() == []
+        check_same(again.description(), {"config": again.config.to_dict(), **FACTS})
+
+
+def test_other_processes_join_the_run_that_the_first_holds_and_no_other(tmp_path: Path) -> None:
+    """A folder of that name on a disk of their own may be absent, or hold an older run."""
+    with create(tmp_path / "old"):
+        pass
+    (tmp_path / "old" / "lock").write_text("process 1 on another machine\n")
+    with create(tmp_path / "run") as run:
+        assert RunFolder.join(tmp_path / "run", run.owner()).config == run.config
+        for name in ("old", "absent"):
+            with pytest.raises(
+                UserError, match=rf"{name} is not the same folder on .* Name an --out on a disk"
+            ):
+                RunFolder.join(tmp_path / name, run.owner())
+
+
+def test_an_empty_folder_may_become_a_run(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    assert (tmp_path / "config.json").exists()
+
+
+def test_another_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    before = snapshot(tmp_path)
+    with pytest.raises(
+        UserError, match=r"already holds another run\. Continue it with --resume .* another --out"
+    ):
+        create(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").write_text("precious")
+    (tmp_path / "config.json").write_text("{}")  # many programs have one
+    with pytest.raises(UserError, match=r"is not empty and not a run \(it holds config.json, holiday.jpg\)"):
+        create(tmp_path)
+    assert names(tmp_path) == ["config.json", "holiday.jpg"]
+    with pytest.raises(UserError, match="is a file"):
+        create(tmp_path / "holiday.jpg")
+
+
+def test_a_creation_cut_short_can_be_repeated(tmp_path: Path) -> None:
+    """A kill before config.json, which is written last, leaves no run and nothing in the way of one."""
+    create(tmp_path).close()
+    (tmp_path / "config.json").rename(tmp_path / f"config.json.1-1{TEMPORARY}")
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        RunFolder.open(tmp_path)
+    create(tmp_path).close()
+    RunFolder.open(tmp_path).close()
+    assert not any(name.endswith(TEMPORARY) for name in names(tmp_path))
+
+
+@pytest.mark.parametrize("existed", [False, True])
+@pytest.mark.parametrize("file", ["versions.json", "data.json", "run.json", "config.json"])
+def test_a_creation_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool, file: str
+) -> None:
+    out = tmp_path / "run"
+    if existed:
+        out.mkdir()
+    real = module.atomic_write
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == file:
+            raise OSError(28, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(module, "atomic_write", full)
+    with pytest.raises(UserError, match=r"Cannot write to .*run: No space left on device"):
+        create(out)
+    assert names(out) == [] if existed else not out.exists()
+    monkeypatch.undo()
+    create(out).close()
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A folder that even root cannot write to."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    create(folder / "run").close()
+    for options in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
+        if subprocess.run(["mount", *options, str(folder)], capture_output=True).returncode:
+            pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_an_unwritable_folder_is_refused_at_once(read_only: Path) -> None:
+    for attempt in (
+        lambda: create(read_only / "new"),
+        lambda: RunFolder.open(read_only / "run"),
+    ):
+        with pytest.raises(UserError, match=r"Cannot write to .*: Read-only file system"):
+            attempt()
+    assert RunFolder.open(read_only / "run", lock=False).config.epochs == 7  # looking is allowed
+
+
+def test_a_parent_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(UserError, match="Cannot write to /proc/adasim/run"):
+        create(Path("/proc/adasim/run"))
+
+
+# Opening
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"epochs": "ten"}', pickle.dumps({"epochs": 3})])
+@pytest.mark.parametrize("file", ["config.json", "data.json"])
+def test_a_damaged_description_is_refused_in_a_sentence(tmp_path: Path, file: str, content: bytes) -> None:
+    if (file, content) == ("data.json", b'{"epochs": "ten"}'):
+        pytest.skip("any object may be data.json")
+    create(tmp_path).close()
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(UserError, match=file):
+        RunFolder.open(tmp_path)
+
+
+def test_what_is_not_a_run_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "bomb.pt").write_bytes(pickle.dumps(print))
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "bomb.pt"):
+        with pytest.raises(UserError, match="is not the folder of a run"):
+            RunFolder.open(path)
+    assert names(tmp_path) == ["bomb.pt"]
+
+
+def test_opening_to_train_cleans_up_and_opening_to_look_does_not(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    left = [tmp_path / sub / f"x.1-1{TEMPORARY}" for sub in ("", "checkpoints", "history")]
+    for path in left:
+        path.write_text("half")
+    RunFolder.open(tmp_path, lock=False)
+    assert all(path.exists() for path in left)
+    RunFolder.open(tmp_path).close()
+    assert not any(path.exists() for path in left)
+
+
+def test_other_versions_are_named(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    versions = json.loads((tmp_path / "versions.json").read_text())
+    (tmp_path / "versions.json").write_text(json.dumps({**versions, "torch": "1.0"}))
+    with RunFolder.open(tmp_path) as run:
+        assert run.version_changes() == [
+            f"This run began with torch 1.0 and goes on with {torch.__version__}."
+        ]
+
+
+# The lock
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from adasim.config import Config
+from adasim.runs.folder import RunFolder
+run = RunFolder.create(Path(sys.argv[1]), Config(), {})
+worker = os.fork()  # as a loader worker is
+if worker:
+    print(worker, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    worker = int(holder.stdout.readline())
+    try:
+        with pytest.raises(UserError, match=f"is in use by process {holder.pid} on .* another --out"):
+            RunFolder.open(tmp_path / "run")
+        before = snapshot(tmp_path)
+        with pytest.raises(UserError, match="already holds another run"):
+            create(tmp_path / "run")
+        assert snapshot(tmp_path) == before
+        assert RunFolder.open(tmp_path / "run", lock=False).config == Config()
+        holder.kill()
+        holder.wait()
+        RunFolder.open(tmp_path / "run").close()  # although its worker still lives
+        os.kill(worker, 0)
+    finally:
+        holder.kill()
+        os.kill(worker, signal.SIGKILL)
+        holder.stdout.close()
+        holder.wait()
+
+
+def test_one_process_cannot_open_a_run_twice(tmp_path: Path) -> None:
+    run = create(tmp_path)
+    with pytest.raises(UserError, match="is in use by process"):
+        RunFolder.open(tmp_path)
+    run.close()
+    run.close()
+    RunFolder.open(tmp_path).close()
+
+
+# Resuming with something else
+
+
+def description(**changes: Any) -> dict[str, Any]:
+    return {"config": Config(**changes).to_dict()}
+
+
+def what_differs(now: dict[str, Any]) -> str:
+    saved = json.loads(json.dumps(description()))  # the saved side has been through a file
+    with pytest.raises(UserError) as error:
+        check_same(saved, now)
+    return str(error.value)
+
+
+def test_the_same_run_is_accepted_also_with_other_ways_to_run_it() -> None:
+    saved = json.loads(json.dumps(description()))
+    now = description(device="cuda", deterministic=True, save=SaveConfig(keep=5))
+    now["config"]["data"].update(workers=7, source="/moved/elsewhere")
+    now["config"]["eval"].update(every=3)
+    check_same(saved, now)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("method", "simsiam"), ("pairs", "nearest"), ("epochs", 99), ("batch_size", 8), ("seed", 1),
+        ("precision", "bf16"), ("neighbors.window", 11), ("neighbors.k", 4), ("neighbors.tau", 0.1),
+        ("model.name", "vit_tiny"), ("views.scale", (0.2, 1.0)), ("optim.lr", 1e-3), ("dino.out_dim", 128),
+    ],
+)  # fmt: skip
+def test_a_setting_that_shapes_the_result_may_not_change(field: str, value: Any) -> None:
+    now = description()
+    tree, *rest = now["config"], *field.split(".")
+    for name in rest[:-1]:
+        tree = tree[name]
+    before, tree[rest[-1]] = tree[rest[-1]], value
+    shown = [list(v) if isinstance(v, tuple) else v for v in (before, value)]
+    only = " (it can only be raised)" if field == "epochs" else ""
+    assert f"other settings: {field} was {shown[0]} and is now {shown[1]}{only}. Resume" in what_differs(now)
+
+
+def test_many_differences_are_counted() -> None:
+    message = what_differs(description(seed=1, epochs=2, batch_size=3, method="simsiam", pairs="nearest"))
+    assert (
+        "batch_size was 256 and is now 3; epochs was 100 and is now 2 (it can only be raised); method"
+        in message
+    )
+    assert "(and 2 more)" in message
+
+
+# Metrics
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_metrics_are_json_lines_and_tensorboard_scalars(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {"loss": torch.tensor(0.5), "epoch": 0, "note": "first"})
+        log.write(2, {"loss": np.float32(0.25), "epoch": 0})
+        assert len(lines(tmp_path)) == 2  # visible at once, not at the end
+        log.sync()
+    assert lines(tmp_path) == [
+        {"step": 1, "loss": 0.5, "epoch": 0, "note": "first"},
+        {"step": 2, "loss": 0.25, "epoch": 0},
+    ]
+    assert board(tmp_path) == [(1, 0.5), (2, 0.25)]
+
+
+def board(folder: Path) -> list[tuple[int, float]]:
+    return [(e.step, e.value) for e in EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("loss")]
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write(
+            1, {"loss": float("nan"), "top": float("inf"), "low": torch.tensor(-torch.inf), "ok": 1e-300}
+        )
+    assert lines(tmp_path) == [{"step": 1, "loss": None, "top": None, "low": None, "ok": 1e-300}]
+
+
+def test_a_resumed_run_holds_each_step_once(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        for step in range(1, 11):
+            log.write(step, {"loss": step})
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 4, "lo')  # a line that a kill cut short
+    with MetricsLog(tmp_path, resume_step=6) as log:
+        assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
+        for step in range(7, 13):
+            log.write(step, {"loss": -step})
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [
+        *((s, s) for s in range(1, 7)),
+        *((s, -s) for s in range(7, 13)),
+    ]
+    assert board(tmp_path)[:6] == [(s, float(s)) for s in range(1, 7)]
+    assert [step for step, _ in board(tmp_path)] == list(range(1, 13))
+    assert names(tmp_path) == ["metrics.jsonl", "tensorboard"]
+
+
+def test_a_resume_without_metrics_starts_a_file(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, resume_step=3) as log:
+        log.write(4, {"loss": 1.0})
+    assert lines(tmp_path) == [{"step": 4, "loss": 1.0}]
+
+
+def test_a_full_disk_delays_metrics_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = os.pwrite, [10]  # bytes left on the disk
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        if room[0] == 0:
+            raise OSError(28, "No space left on device")
+        written = real(file, data[: room[0]], offset)
+        room[0] -= written
+        return written
+
+    with MetricsLog(tmp_path) as log:
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        log.write(1, {"loss": 1.0})
+        log.write(2, {"loss": 2.0})
+        assert (tmp_path / "metrics.jsonl").stat().st_size == 10
+        room[0] = 10_000
+        log.write(3, {"loss": 3.0})
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
+def test_a_tensorboard_that_fails_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with MetricsLog(tmp_path) as log:
+        monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fail)
+        for step in (1, 2):
+            log.write(step, {"loss": 1.0})
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]

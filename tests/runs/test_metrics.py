@@ -1,0 +1,162 @@
+"""What a run writes down beside its losses: time and speed, and how often neighbours are of one class."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretrainings import Metrics, Small
+from safetensors.torch import load_file
+from torch import Tensor
+
+from adasim.api import pretrain
+from adasim.data import open_images
+from adasim.neighbors import NeighborMemory
+from adasim.runs.metrics import TIMES, Pace
+from adasim.train.loop import Training
+from adasim.train.state import TrainState
+
+pytestmark = pytest.mark.slow
+
+# Time
+
+
+def test_speed_and_waiting_are_those_of_the_time_since_the_last_line() -> None:
+    now = 100.0
+    pace = Pace(clock=lambda: now)
+    figures = []
+    for seconds, waited in ((2.0, 1.0), (4.0, 1.0)):
+        now += seconds
+        pace.count(64, waited)
+        figures.append(pace.lap())
+    assert figures == [
+        {"seconds": 2.0, "images_per_second": 32.0, "waiting": 0.5},
+        {"seconds": 6.0, "images_per_second": 16.0, "waiting": 0.25},
+    ]
+    now += 2
+    epoch = {"epoch_seconds": 8.0, "epoch_images_per_second": 16.0, "epoch_waiting": 0.25}
+    assert pace.epoch() == {"seconds": 8.0, **epoch}
+    now += 3
+    assert pace.epoch()["epoch_seconds"] == 3.0
+
+
+def test_time_goes_on_where_the_lines_before_a_resume_end() -> None:
+    lines: list[dict[str, Any]] = [
+        {"step": 1, "seconds": 3.0},
+        {"step": 2, "seconds": 7.0, "epoch_seconds": 7.0},
+        {"step": 3, "seconds": 9.0},
+    ]
+    later = Pace.after(lines).epoch()
+    assert later["seconds"] == pytest.approx(9.0, abs=0.5)
+    assert later["epoch_seconds"] == pytest.approx(2.0, abs=0.5)
+    assert Pace.after([]).lap()["seconds"] == pytest.approx(0.0, abs=0.5)
+
+
+def test_every_line_has_its_time(small: Small, metrics: Metrics, tmp_path: Path) -> None:
+    pretrain(small(epochs=2), tmp_path / "run")
+    lines = metrics(tmp_path / "run")
+    assert {name for line in lines for name in line} >= set(TIMES)
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+    assert all(0 <= line["waiting"] <= 1 for line in lines if "loss" in line)
+
+
+# Neighbours
+
+
+@pytest.fixture
+def epochs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[int, int], Tensor, Tensor]]:
+    """Per epoch: every pair that was trained on, and the window's lists (ids, similarities) they were drawn from."""
+    seen: list[tuple[dict[int, int], Tensor, Tensor]] = []
+    pairs: dict[int, int] = {}
+    agree, end_epoch = Training.agree, TrainState.end_epoch
+
+    def recorded(training: Training, loss: Tensor, batch: Any, stop: Any) -> Any:
+        pairs.update(zip(batch.ids.tolist(), batch.partners.tolist(), strict=True))
+        return agree(training, loss, batch, stop)
+
+    def ended(state: TrainState) -> None:
+        assert state.memory is not None
+        ids, similarities = state.memory.history_ids.clone(), state.memory.history_similarities.double()
+        if state.memory.timing == "current":
+            slot = state.memory.epochs % state.memory.window
+            ids[:, slot] = state.memory.current_ids
+            similarities[:, slot] = state.memory.current_similarities.double()
+        seen.append((dict(pairs), ids, similarities))
+        pairs.clear()
+        end_epoch(state)
+
+    monkeypatch.setattr(Training, "agree", recorded)
+    monkeypatch.setattr(TrainState, "end_epoch", ended)
+    return seen
+
+
+def second(ids: Tensor, similarities: Tensor, partner: int, k: int) -> int | None:
+    """The argmax of p_win over images other than the partner, from one image's lists (w, K), as the paper says."""
+    sums: dict[int, float] = {}
+    for j, similarity in zip(ids.flatten().tolist(), similarities.flatten().tolist(), strict=True):
+        if j >= 0:
+            sums[j] = sums.get(j, 0.0) + similarity
+    support = sorted(sums, key=lambda j: (-sums[j], j))[:k]
+    return next((j for j in support if j != partner), None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"neighbors__timing": "current"},
+        {"pairs": "nearest"},
+        {"pairs": "standard", "neighbors__watch": True},
+        {"pairs": "oracle", "neighbors__watch": True, "neighbors__timing": "current"},
+        {"neighbors__tau": 0.0, "neighbors__window": 2},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())) or "adasim",
+)
+def test_partner_and_second_neighbour_are_the_papers(
+    small: Small,
+    metrics: Metrics,
+    epochs: list[tuple[dict[int, int], Tensor, Tensor]],
+    tmp_path: Path,
+    changes: dict[str, Any],
+) -> None:
+    """(b): j* as drawn has the image's class; (c): the best of p_win other than j* has."""
+    config = small(batch_size=20, **changes)  # 8 images are left over in each epoch
+    pretrain(config, tmp_path / "run")
+    labels = open_images(config.data.source, size=16).labels
+    assert labels is not None
+    lines = [line for line in metrics(tmp_path / "run") if "epoch_loss" in line]
+    for line, (pairs, ids, similarities) in zip(lines, epochs, strict=True):
+        assert len(pairs) == 40
+        own = sum(bool(labels[i] == labels[j]) for i, j in pairs.items()) / 40
+        assert line["partner_accuracy"] == pytest.approx(own)
+        if (ids < 0).all():
+            assert line["second_neighbour_accuracy"] is None
+            continue
+        found = {i: second(ids[i], similarities[i], j, config.neighbors.k) for i, j in pairs.items()}
+        same = sum(j is not None and bool(labels[i] == labels[j]) for i, j in found.items()) / 40
+        assert line["second_neighbour_accuracy"] == pytest.approx(same)
+    if config.pairs == "standard":
+        assert all(line["partner_accuracy"] == 1 for line in lines)
+        assert lines[-1]["bootstrap_ratio"] == 0
+
+
+def test_a_run_that_is_watched_learns_the_same_bits(small: Small, metrics: Metrics, tmp_path: Path) -> None:
+    config = {"pairs": "standard", "neighbors__timing": "current"}
+    pretrain(small(**config), tmp_path / "plain")
+    pretrain(small(**config, neighbors__watch=True), tmp_path / "watched")
+    mine, theirs = (load_file(tmp_path / run / "backbone.safetensors") for run in ("plain", "watched"))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    plain, watched = (metrics(tmp_path / run) for run in ("plain", "watched"))
+    assert [line.get("loss") for line in plain] == [line.get("loss") for line in watched]
+    assert "nn_accuracy_top2" not in plain[-1]
+    assert {"nn_accuracy_top2", "partner_accuracy", "second_neighbour_accuracy"} <= watched[-1].keys()
+
+
+def test_the_best_other_is_none_where_a_list_names_the_partner_alone() -> None:
+    memory = NeighborMemory(num_images=3, dim=2, window=1, k=1)
+    for _ in range(2):
+        memory.observe(torch.arange(3), torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
+        memory.end_epoch()
+    assert memory.best_other(torch.tensor([0, 0, 2])).tolist() == [-1, 1, -1]

@@ -1,0 +1,167 @@
+"""Pretraining on images that are handed over in Python."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from pretrainings import Small, Torchrun
+from torch import Tensor
+from torch.utils.data import Dataset
+
+import adasim
+from adasim.cli.main import main
+from adasim.data import open_images, synthetic
+from adasim.errors import UserError
+from adasim.interrupts import Stopped
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pixels() -> Tensor:
+    return synthetic(48, 16).images
+
+
+class Pictures(Dataset[tuple[Image.Image, int]]):
+    """The images as PIL has them; sends this process a signal when item number `stop` is asked for."""
+
+    def __init__(self, pixels: Tensor, stop: int | None = None) -> None:
+        self.pixels, self.asked, self.stop = pixels, 0, stop
+        self.targets = [i % 4 for i in range(len(pixels))]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+        self.asked += 1
+        if self.asked == self.stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return Image.fromarray(self.pixels[i, 0].numpy()), self.targets[i]
+
+
+def source(out: Path) -> str:
+    return json.loads((out / "config.json").read_text())["data"]["source"]
+
+
+def weights(out: Path) -> bytes:
+    return (out / "backbone.safetensors").read_bytes()
+
+
+def test_a_tensor_a_data_set_and_a_source_of_the_same_images_train_the_same_encoder(
+    small: Small, tmp_path: Path, pixels: Tensor
+) -> None:
+    config = small(epochs=2)
+    runs = {}
+    for name, data in {
+        "string": "synthetic:48",
+        "set": open_images("synthetic:48", size=16),
+        "tensor": pixels,
+        "pictures": Pictures(pixels.expand(-1, 1, -1, -1)),
+    }.items():
+        runs[name] = adasim.pretrain(config, tmp_path / name, data=data)
+    assert weights(runs["string"]) == weights(runs["set"]) == weights(runs["tensor"])
+    assert [source(out) for out in runs.values()] == [
+        *("synthetic:48", "python:SyntheticImages", "python:Tensor", "python:Pictures")
+    ]
+    assert config.data.source == small().data.source  # the caller's own
+    # A grey picture has three equal channels: other roundings, the same encoder within them.
+    first, second = (
+        adasim.load_backbone(runs[name])(torch.ones(1, 3, 16, 16)) for name in ("tensor", "pictures")
+    )
+    torch.testing.assert_close(first, second, rtol=0.05, atol=0.05)
+
+
+def test_a_stopped_run_on_a_data_set_goes_on_to_the_same_bits(
+    small: Small, tmp_path: Path, pixels: Tensor
+) -> None:
+    """Its items are read in every step, the second time by loader processes."""
+    config = small(views__engine="image", epochs=2)
+    data = Pictures(pixels)
+    whole = adasim.pretrain(config, tmp_path / "whole", data=data)
+    with pytest.raises(Stopped):
+        adasim.pretrain(config, tmp_path / "run", data=Pictures(pixels, stop=data.asked - 20))
+    config.data.workers = 2
+    again = adasim.pretrain(config, tmp_path / "run", data=Pictures(pixels), resume=True)
+    assert weights(again) == weights(whole)
+
+
+@pytest.fixture
+def begun(small: Small, tmp_path: Path, pixels: Tensor) -> Path:
+    """A run of two epochs on a tensor."""
+    return adasim.pretrain(small(epochs=2, pairs="standard"), tmp_path / "run", data=pixels)
+
+
+def test_to_resume_without_the_images_is_refused_in_a_sentence(
+    begun: Path, small: Small, pixels: Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = small(epochs=3, pairs="standard")
+    with pytest.raises(
+        UserError, match=r"Cannot resume with other data: .*Hand over the images .* data=\.\.\."
+    ):
+        adasim.pretrain(longer, begun, resume=True)  # the images that the configuration names
+    longer.data.source = ""
+    with pytest.raises(
+        UserError, match=r"python:Tensor were handed over in Python.* data=images, resume=True"
+    ):
+        adasim.pretrain(longer, begun, resume=True)
+    with pytest.raises(UserError, match="1 changed"):
+        adasim.pretrain(longer, begun, data=pixels.flip(0), resume=True)
+    with pytest.raises(SystemExit) as end:
+        main(["pretrain", "--resume", str(begun), "--epochs", "3"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "were handed over in Python" in said
+    assert "Traceback" not in said
+    adasim.pretrain(longer, begun, data=pixels, resume=True)
+    assert json.loads((begun / "config.json").read_text())["epochs"] == 3
+
+
+def test_a_resume_without_a_source_takes_the_runs_own(small: Small, tmp_path: Path) -> None:
+    adasim.pretrain(small(epochs=2, pairs="standard"), tmp_path / "run")
+    adasim.pretrain(small(epochs=3, pairs="standard", data__source=""), tmp_path / "run", resume=True)
+    assert source(tmp_path / "run") == "synthetic:48"
+
+
+def test_labels_of_a_data_set_serve_the_oracle_and_the_online_knn(
+    small: Small, tmp_path: Path, pixels: Tensor
+) -> None:
+    config = small(pairs="oracle", epochs=1, eval__every=1)
+    adasim.pretrain(config, tmp_path / "run", data=Pictures(pixels))
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert "knn_top1" in json.loads(lines[-1])
+    with pytest.raises(UserError, match="python:Tensor has none"):
+        adasim.pretrain(config, tmp_path / "other", data=pixels)
+    assert not (tmp_path / "other").exists()
+
+
+SCRIPT = """
+import json, sys
+import adasim
+from adasim.config import Config
+from adasim.data import synthetic
+
+adasim.pretrain(Config.from_dict(json.load(open(sys.argv[1]))), sys.argv[2], data=list(synthetic(48, 16).images))
+"""
+
+
+def test_two_ranks_with_a_loader_process_each_train_on_a_list_of_tensors(
+    small: Small, tmp_path: Path, torchrun: Torchrun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    config = small(epochs=2, views__engine="image", data__workers=1)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    words = [str(tmp_path / name) for name in ("script.py", "config.json", "run")]
+    ((code, said),) = torchrun(["--standalone", "--nproc-per-node", "2", *words])
+    assert code == 0, said
+    assert source(tmp_path / "run") == "python:list"
+    run = adasim.load_run(tmp_path / "run")
+    alone = adasim.pretrain(config, tmp_path / "alone", data=list(synthetic(48, 16).images))
+    assert list(run.curve("loss").values()) == pytest.approx(
+        list(adasim.load_run(alone).curve("loss").values()), rel=1e-3
+    )

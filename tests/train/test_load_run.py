@@ -1,0 +1,126 @@
+"""A run folder, looked at from Python."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from pretrainings import Small, Whole
+
+import adasim
+from adasim.cli.main import main
+from adasim.data import open_images
+from adasim.errors import UserError
+from adasim.neighbors import NeighborMemory
+from adasim.runs.checkpoint import CheckpointStore
+from adasim.runs.folder import RunFolder
+from adasim.train.state import build_state
+
+
+@pytest.fixture(scope="module")
+def out(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    return adasim.pretrain(small(epochs=3, neighbors__window=2), out)
+
+
+def files_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_run_is_its_configuration_metrics_encoder_memory_and_images(out: Path, small: Small) -> None:
+    before = files_of(out)
+    run = adasim.load_run(out)
+    assert run.path == out
+    assert run.config == small(epochs=3, neighbors__window=2)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert run.metrics == lines
+    assert run.curve("loss") == {line["step"]: line["loss"] for line in lines if "loss" in line}
+    assert len(run.curve("loss")) == 9
+    assert run.results == []
+    assert run.encoder(torch.zeros(2, 3, 16, 16)).shape == (2, run.encoder.dim)
+    assert torch.equal(run.images().load(3), open_images("synthetic:48", size=16).load(3))
+    assert len(run.images("test")) == 256
+    assert repr(run) == f"Run({str(out)!r}: dino, vit_mini, pairs=adasim, 3 epochs of synthetic:48, seed 5)"
+    assert run.memory is not None
+    assert files_of(out) == before
+
+
+def test_the_memory_is_the_one_that_training_would_go_on_with(out: Path) -> None:
+    run = adasim.load_run(str(out))
+    state = build_state(run.config, 48)
+    checkpoint = CheckpointStore(out, keep=9).load_latest()
+    assert checkpoint is not None
+    state.load(checkpoint)
+    assert run.memory is not None
+    assert state.memory is not None
+    assert type(run.memory) is NeighborMemory  # whole, also in a script that torchrun started
+    mine, theirs = run.memory.state_dict(), state.memory.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    neighbours, p = run.memory.distribution([3], run.config.neighbors.tau)
+    assert neighbours.shape == p.shape == (1, 3)
+    assert float(p.sum()) == pytest.approx(1)
+    partners = run.memory.draw_partners(3, 0.2, seed=5)
+    assert torch.equal(partners, state.memory.draw_partners(3, 0.2, seed=5))
+
+
+def test_the_memory_is_whole_though_two_ranks_saved_it(whole: Whole) -> None:
+    """Not to the bit that of one process: its losses are rounded otherwise. Every image has its lists."""
+    alone, two = (adasim.load_run(whole(world)[0]).memory for world in (1, 2))
+    assert alone is not None
+    assert two is not None
+    assert alone.cache.shape == two.cache.shape == (48, alone.dim)
+    torch.testing.assert_close(two.cache, alone.cache, rtol=0, atol=0.02)
+    neighbours, p = two.distribution(list(range(48)), 0.2)
+    assert (neighbours[:, 0] >= 0).all()
+    torch.testing.assert_close(p.sum(1), torch.ones(48, dtype=torch.float64))
+
+
+def test_a_run_can_be_looked_at_while_another_process_holds_it(out: Path) -> None:
+    with RunFolder.open(out):
+        assert adasim.load_run(out).memory is not None
+
+
+def test_a_run_without_a_memory_says_so(small: Small, tmp_path: Path) -> None:
+    out = adasim.pretrain(small(epochs=1, pairs="standard"), tmp_path / "run")
+    with pytest.warns(
+        UserWarning, match=r"no neighbour memory: its pairs are standard\. .*--neighbors.watch"
+    ):
+        assert adasim.load_run(out).memory is None
+    for path in (out / "checkpoints").iterdir():
+        path.rename(tmp_path / path.name)
+    with pytest.warns(UserWarning, match="no checkpoint yet, and so no neighbour memory"):
+        assert adasim.load_run(out).memory is None
+
+
+def test_results_of_evaluations_are_found(out: Path) -> None:
+    main(["eval", "knn", str(out), "--k", "5", "--no-cache"])
+    (result,) = adasim.load_run(out).results
+    assert result.protocol == "knn"
+    assert 0 <= result.value <= 100
+
+
+def test_what_is_no_run_or_lacks_its_images_is_refused_in_a_sentence(small: Small, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        adasim.load_run(tmp_path)
+    pixels = open_images("synthetic:48", size=16).as_array()
+    assert pixels is not None
+    adasim.pretrain(small(epochs=1, pairs="standard"), tmp_path / "run", data=pixels)
+    with pytest.raises(UserError, match="handed over in Python"):
+        adasim.load_run(tmp_path / "run").images()
+
+
+def test_no_gpu_is_asked_for(out: Path, tmp_path: Path) -> None:
+    """A run of another machine: its configuration names a device that is not here."""
+    values = json.loads((out / "config.json").read_text())
+    os.symlink(out / "checkpoints", tmp_path / "checkpoints")
+    os.symlink(out / "history", tmp_path / "history")
+    os.symlink(out / "data.json", tmp_path / "data.json")
+    (tmp_path / "config.json").write_text(json.dumps({**values, "device": "cuda:7"}))
+    memory = adasim.load_run(tmp_path).memory
+    assert memory is not None
+    assert memory.cache.device.type == "cpu"
