@@ -31,7 +31,8 @@ def learning_rate(config: Config, step: int, steps_per_epoch: int) -> float:
         return peak * step / max(warmup - 1, 1)
     if optim.lr_every == "epoch":
         step -= step % steps_per_epoch
-    return cosine(peak, optim.min_lr, step - warmup, config.epochs * steps_per_epoch - warmup)
+    rest = max(config.epochs * steps_per_epoch - warmup, 1)  # a run may be warm-up and nothing else
+    return cosine(peak, optim.min_lr, step - warmup, rest)
 
 
 def weight_decay(config: Config, step: int, steps_per_epoch: int) -> float:

@@ -29,6 +29,11 @@ def table(base, final, total, warmup=0):
     return ramp + [final + 0.5 * (base - final) * (1 + math.cos(math.pi * i / rest)) for i in range(rest)]
 
 
+def test_a_run_that_is_all_warm_up_has_a_rate_at_its_end():
+    """Where it ends, and where it begins again if it is given more epochs."""
+    assert learning_rate(dino_config(epochs=3, warmup_epochs=3, lr=1e-3), 3 * 7, 7) == pytest.approx(4e-3)
+
+
 def test_learning_rate_warms_up_then_follows_a_cosine_every_step():
     config = dino_config(lr=5e-4, min_lr=1e-5, warmup_epochs=10)
     expected = table(5e-4 * 4, 1e-5, total=20 * 7, warmup=10 * 7)
