@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from adasim.errors import UserError
 from adasim.eval.evaluations.base import with_options
-from adasim.registry import EVALUATIONS, load_plugin
+from adasim.registry import EVALUATIONS
 
 
 @dataclass(kw_only=True)
@@ -35,20 +34,3 @@ def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
     """The evaluation `name`, filled in; it has the fields of `Options` and of `Model` too."""
     kind = with_options(EVALUATIONS[name], Model)
     return tyro.cli(kind, args=list(arguments), prog=f"adasim eval {name}")
-
-
-def load_plugins(arguments: Sequence[str]) -> list[str]:
-    """Load the file of each `--plugin FILE`; returns the other arguments."""
-    rest: list[str] = []
-    left = iter(arguments)
-    for argument in left:
-        if argument == "--plugin":
-            file = next(left, None)
-            if file is None:
-                raise UserError("--plugin needs the path of a Python file.")
-            load_plugin(file)
-        elif argument.startswith("--plugin="):
-            load_plugin(argument.partition("=")[2])
-        else:
-            rest.append(argument)
-    return rest

@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
-from adasim.cli.arguments import TableArguments, load_plugins, parse_evaluation
+from adasim.cli.arguments import TableArguments, parse_evaluation
+from adasim.cli.plugins import load_plugins
 from adasim.errors import UserError
 from adasim.eval.extractor import open_extractor
 from adasim.eval.results import column_order, compare

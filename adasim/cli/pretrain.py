@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
+from adasim.cli.plugins import load_plugins
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.interrupts import is_first
 from adasim.recipes import RECIPES, get_recipe
-from adasim.registry import METHODS, load_plugin
+from adasim.registry import METHODS
 
 
 @dataclass
@@ -46,8 +47,7 @@ class ResumeArguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim pretrain ...`"""
-    for path in option_values(arguments, "--plugin"):
-        load_plugin(path)
+    arguments = load_plugins(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         return show_recipes()
     if option_values(arguments, "--resume"):
