@@ -153,7 +153,9 @@ _open: list[Interrupts] = []  # the innermost last
 def is_first() -> bool:
     """Whether this process speaks for all that a launcher started (torchrun's variable, or Slurm's)."""
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-    return not rank.isdecimal() or int(rank) == 0
+    world = os.environ.get("WORLD_SIZE", "")
+    lost = rank.isdecimal() and world.isdecimal() and int(rank) >= int(world)  # a number that nobody else has
+    return lost or not rank.isdecimal() or int(rank) == 0
 
 
 def _show_cursor() -> None:

@@ -190,6 +190,11 @@ def test_a_resume_from_another_folder_says_where_the_run_was_started(
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE="),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 must be below WORLD_SIZE=0"),
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3 must be below WORLD_SIZE=2"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "no"},
+            "MASTER_PORT=no, which is not a whole number",
+        ),
         ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "x"}, "SLURM_PROCID=x"),
     ],
 )
@@ -200,10 +205,10 @@ def test_a_strange_environment_is_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     assert expected in refusal(["pretrain", "demo", "--out", str(tmp_path / "run")], capsys)
 
 

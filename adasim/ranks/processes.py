@@ -100,6 +100,8 @@ class Distributed:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if place.address is None and name not in os.environ:
                 raise UserError(f"WORLD_SIZE={place.world}, but {name} is not set. Start with torchrun.")
+        if place.address is None:
+            _number(os.environ, "MASTER_PORT")  # refuses what is none
         address = place.address or "env://"
         store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
         store = meet(store, rank, world, timeout)

@@ -32,6 +32,7 @@ from adasim.runs.settings import PACKAGES, versions
 
 _FOLDERS = ("checkpoints", "history", "tensorboard")
 # What a kill inside `create` may leave.
+_READ = ("config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv")
 _UNFINISHED = {*_FOLDERS, LOCK, "versions.json", "data.json", "run.json"}
 
 
@@ -128,6 +129,11 @@ class RunFolder:
             raise UserError(
                 f"{out} is not the folder of a run: {reason}. Name the --out of an earlier pretraining."
             )
+        for name in _READ:
+            if (out / name).exists() and not (out / name).is_file():  # a pipe would be waited for without end
+                raise UserError(
+                    f"{out / name} is not a regular file. Restore it, or start again with another --out."
+                )
         saved = _read_json(out / "config.json")
         try:
             config = Config.from_dict(saved)

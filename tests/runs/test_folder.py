@@ -171,6 +171,16 @@ def test_a_damaged_description_is_refused_in_a_sentence(tmp_path: Path, file: st
         RunFolder.open(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["config.json", "run.json", "data.json", "versions.json", "metrics.jsonl"])
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    RunFolder.create(tmp_path / "run", Config(), {"device": "cpu"}).close()
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(UserError, match=r"is not a regular file|is not the folder of a run"):
+        RunFolder.open(tmp_path / "run")
+
+
 def test_what_is_not_a_run_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "bomb.pt").write_bytes(pickle.dumps(print))
     for path in (tmp_path, tmp_path / "absent", tmp_path / "bomb.pt"):
