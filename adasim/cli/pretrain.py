@@ -29,6 +29,7 @@ class PretrainArguments:
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     overwrite: bool = False
     """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
+    # Only for the help: `load_plugins` has taken the option out before the others are read.
     plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """Python files that register methods, pair policies or kinds of data of your own (docs/extending.md)."""
 
