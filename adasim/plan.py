@@ -19,16 +19,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch.utils.flop_counter import FlopCounterMode
 
 from adasim import terminal
-from adasim.config import Config, ModelConfig
+from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.errors import UserError
-from adasim.methods import build_method
+from adasim.footprint import Footprint
 from adasim.models import build_backbone
 from adasim.neighbors.memory import _INT8_FROM
 from adasim.ranks.processes import Distributed
-from adasim.train.state import weight_bytes
 from adasim.units import scaled
 
 _ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
@@ -160,13 +158,21 @@ class Plan:
         return 2 * self.batch * self.rows * self.dim
 
     @cached_property
-    def training(self) -> Training | None:
-        return None if self.backbone is None else Training.count(self.backbone, self.size)
+    def training(self) -> Footprint | None:
+        """One DINO step without the memory, in mixed precision, as on the device that a float16 cache suggests."""
+        if self.backbone is None:
+            return None
+        config = Config(
+            model=ModelConfig(name=self.backbone),
+            views=ViewsConfig(size=self.size),
+            precision="fp32" if self.cache == "float32" else "bf16",
+        )
+        return Footprint.count(config)
 
     @property
     def training_flops(self) -> int | None:
         """One step without the memory."""
-        return None if self.training is None else self.training.flops * self.batch // self.ranks
+        return None if self.training is None else self.training.flops(self.batch // self.ranks)
 
     @property
     def search_share(self) -> float | None:
@@ -211,26 +217,6 @@ class Plan:
         return words
 
 
-@dataclass(frozen=True)
-class Training:
-    """One DINO step without the memory: operations per image, learned parameters, bytes of a checkpoint."""
-
-    flops: int
-    learned: int
-    checkpoint_bytes: int
-
-    @classmethod
-    def count(cls, backbone: str, size: int) -> Training:
-        """Two views through teacher and student, and back through the student, without storage."""
-        with torch.device("meta"):
-            method = build_method(Config(model=ModelConfig(name=backbone)), size)
-            views = [torch.empty(2, 3, size, size) for _ in range(2)]  # batch norm needs two images
-            with FlopCounterMode(display=False) as counter:
-                method(views, 0).loss.backward()
-        learned = sum(p.numel() for p in method.parameters() if p.requires_grad)
-        return cls(counter.get_total_flops() // 2, learned, weight_bytes(method, moments=2))  # of AdamW
-
-
 def make_plan(arguments: PlanArguments) -> Plan:
     """The plan of a command line: width from the encoder, or an encoder from the width."""
     a = arguments
@@ -265,6 +251,10 @@ def show(plan: Plan, console: Console) -> None:
     row("epoch in progress", _bytes(plan.current_bytes), "main memory")
     row("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step")
     row("order and partners", _bytes(plan.replicated_bytes), "main memory: of all images, on every rank")
+    if plan.training is not None:
+        precision = "fp32" if plan.cache == "float32" else "bf16"
+        why = f"device: DINO, {plan.backbone}, {plan.batch // plan.ranks} images, {precision}: weights, activations"
+        row("training", _bytes(plan.training.training_bytes(plan.batch // plan.ranks)), why)
     table.add_row(Text("Files", "bold"))
     row("checkpoint", _bytes(plan.checkpoint_bytes), "of one rank: cache and epoch in progress")
     row(

@@ -1,0 +1,94 @@
+"""What a training step needs, counted before it is run: operations, and memory beside the neighbour memory's.
+
+The method runs on tensors that have a shape and no storage, so a step of any size takes seconds and no memory:
+
+    footprint = Footprint.count(config)
+    footprint.flops(128), footprint.activation_bytes(128)
+
+Activations are what autograd keeps between forward and backward: each storage once, weights left out. What a
+device needs on top (the largest temporary, workspaces, fragments) is not counted; a tenth more is a fair guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from adasim.config import Config
+from adasim.methods import build_method
+from adasim.train.state import weight_bytes
+
+_FEW, _MORE = 4, 8  # images of the two steps that a line is drawn through; batch norm needs two
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One step of a method, without the neighbour memory: linear functions of the images on one device."""
+
+    flops_per_image: int
+    """Of forward and backward passes; optimiser and augmentations are left out."""
+    learned: int
+    """Parameters with a gradient."""
+    checkpoint_bytes: int
+    """All networks, and the optimiser's moments."""
+    bytes_per_image: int
+    """Activations that grow with the batch."""
+    bytes_fixed: int
+    """Those that do not: a 16-bit copy of each weight, for instance."""
+
+    @classmethod
+    def count(cls, config: Config, channels: int = 3) -> Footprint:
+        """Two views (and local crops, if any) through the method and back, in the configuration's precision."""
+        with torch.device("meta"):
+            method = build_method(config, config.views.size, channels)
+            with FlopCounterMode(display=False) as counter:
+                method(_views(config, _FEW, channels), 0).loss.backward()
+        learned = sum(p.numel() for p in method.parameters() if p.requires_grad)
+        weights = weight_bytes(method, moments=2 if config.optim.name == "adamw" else 1)
+        # Autocast needs a device, so the tensors pretend to have one: the CPU, whose list of 16-bit operations is
+        # close to CUDA's.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            method.to_empty(device="cpu")
+            few, more = (_kept_bytes(method, config, images, channels) for images in (_FEW, _MORE))
+        per_image = (more - few) // (_MORE - _FEW)
+        flops = counter.get_total_flops() // _FEW
+        return cls(flops, learned, weights, per_image, few - _FEW * per_image)
+
+    def flops(self, images: int) -> int:
+        """Operations of a step of so many images on one device."""
+        return self.flops_per_image * images
+
+    def activation_bytes(self, images: int) -> int:
+        """What such a step keeps between forward and backward."""
+        return self.bytes_fixed + self.bytes_per_image * images
+
+    def training_bytes(self, images: int) -> int:
+        """Networks, moments, gradients and activations."""
+        return self.checkpoint_bytes + 4 * self.learned + self.activation_bytes(images)
+
+
+def _views(config: Config, images: int, channels: int) -> list[Tensor]:
+    views = config.views
+    sizes = [views.size] * 2 + [views.local_size] * views.local_crops
+    return [torch.empty(images, channels, size, size) for size in sizes]
+
+
+def _kept_bytes(method: nn.Module, config: Config, images: int, channels: int) -> int:
+    """What autograd keeps of one forward pass: each storage once, the weights' own left out."""
+    kept: dict[int, tuple[int, object]] = {}  # a storage is held on to, lest its address be used again
+    weights = {x.untyped_storage()._cdata for x in [*method.parameters(), *method.buffers()]}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes(), storage
+        return x
+
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=config.precision != "fp32")
+    with mixed, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        method(_views(config, images, channels), 0)
+    return sum(size for size, _ in kept.values())
