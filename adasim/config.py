@@ -234,6 +234,9 @@ class Config:
     """Passes over the data."""
     batch_size: int = 256
     """Images per step, over all processes."""
+    micro_batch: int | Literal["auto"] = "auto"
+    """Images that a process takes through the network at once; their gradients add up to the batch's. `auto`: all of
+    them, or as many as fit into memory where the network has no batch norm, which a split would change."""
     seed: int = 0
     """Random seed."""
     device: str = "auto"
@@ -272,6 +275,8 @@ class Config:
         check_fields(self.settings, f"{self.method}.")
         at_least("epochs", self.epochs, 1)
         at_least("batch_size", self.batch_size, 1)
+        if self.micro_batch != "auto":
+            at_least("micro_batch", self.micro_batch, 1)
 
     def check_values(self) -> None:
         """Refuse again what was refused at construction: a field may have been assigned since."""

@@ -23,10 +23,10 @@ from rich.text import Text
 from adasim import terminal
 from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.errors import UserError
-from adasim.footprint import Footprint
 from adasim.models import build_backbone
 from adasim.neighbors.memory import _INT8_FROM
 from adasim.ranks.processes import Distributed
+from adasim.train.footprint import Footprint
 from adasim.units import scaled
 
 _ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}

@@ -94,7 +94,10 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, views: list[Tensor], epoch: int) -> Step:
-        """Loss of a batch: `views` holds the two global views, then any local ones, each (B, C, H, W)."""
+        """Loss of a batch: `views` holds the two global views, then any local ones, each (B, C, H, W).
+
+        With micro-batches it is called once for each of them before `after_step`; their losses are averaged.
+        """
 
     @abstractmethod
     def encode(self, pixels: Tensor) -> EncodedView:

@@ -99,7 +99,9 @@ class Dino(Method):
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(False)
         self.register_buffer("center", torch.zeros(1, config.out_dim))
-        self._next_center: Tensor | None = None  # waits until the step is known to be sound
+        self._mean_logits: list[
+            Tensor
+        ] = []  # of each micro-batch; they wait until the step is known to be sound
 
     @property
     def eval_encoder(self) -> Backbone:
@@ -144,9 +146,8 @@ class Dino(Method):
         ]
         loss = torch.stack(terms).mean()
         entropy = torch.stack([torch.special.entr(p).sum(dim=1).mean() for p in teacher]).mean()
-        momentum = self.config.center_momentum
         mean_logit = mean_over_ranks(torch.cat(targets).float().mean(dim=0, keepdim=True))  # (1, out_dim)
-        self._next_center = self.center * momentum + mean_logit * (1 - momentum)
+        self._mean_logits.append(mean_logit)
         diagnostics = {
             "teacher_entropy": entropy,
             "kl": loss.detach() - entropy,  # each teacher view stands in equally many terms
@@ -163,9 +164,11 @@ class Dino(Method):
     @torch.no_grad()
     def after_step(self, step: int, total_steps: int) -> None:
         """Commit the centre, then move the teacher's parameters (not its buffers) towards the student's."""
-        if self._next_center is not None:
-            self.center.copy_(self._next_center)
-            self._next_center = None
+        if self._mean_logits:
+            weight = self.config.center_momentum
+            mean_logit = torch.stack(self._mean_logits).mean(dim=0)
+            self.center.copy_(self.center * weight + mean_logit * (1 - weight))
+            self._mean_logits.clear()
         momentum = teacher_momentum(self.config.teacher_momentum, step, total_steps)
         teacher, student = tuple(self.teacher.parameters()), tuple(self.student.parameters())
         torch._foreach_mul_(teacher, momentum)

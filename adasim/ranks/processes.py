@@ -2,7 +2,7 @@
 
     with Distributed.start("auto") as ranks:         # alone, under torchrun, or under srun
         ranks.check_batch(config.batch_size)
-        run = ranks.wrap(ranks.synchronize(method, config.batch_size))
+        run = ranks.wrap(ranks.synchronize(method, ranks.part(config.batch_size)))
         step = run(lambda: method(views, epoch))     # gradients of step.loss are averaged over ranks
 
 Everything works alone, without torch.distributed, and then costs nothing.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -28,7 +28,7 @@ from adasim import terminal
 from adasim.errors import UserError
 from adasim.ranks.devices import claim_device, pick_device
 from adasim.ranks.rendezvous import meet
-from adasim.ranks.sync_layers import synchronize
+from adasim.ranks.sync_layers import Part, share_drop_path, synchronize
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=10)  # long enough for a slow save, short enough not to hang for hours
@@ -42,6 +42,9 @@ class Runner(Protocol):
     """Calls a forward pass and returns its result."""
 
     def __call__(self, forward: Callable[[], T]) -> T: ...
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """In the block, gradients add up on this process and are not averaged yet."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +168,16 @@ class Distributed:
             f"or start another number of processes."
         )
 
-    def synchronize(self, network: nn.Module, batch_size: int) -> nn.Module:
-        """The network with batch norm and stochastic depth as one process would have them; same parameters."""
-        return network if self.world == 1 else synchronize(network, batch_size // self.world, self.device)
+    def part(self, batch_size: int, micro_batches: int = 1) -> Part:
+        """The first of the micro-batches that this process makes of its share of a batch."""
+        count = self.world * micro_batches
+        return Part(self.rank * micro_batches, count, batch_size // count)
+
+    def synchronize(self, network: nn.Module, part: Part) -> nn.Module:
+        """The network with stochastic depth (and, over ranks, batch norm) as of the whole batch; same parameters."""
+        if self.world > 1:
+            network = synchronize(network, self.device)
+        return share_drop_path(network, part)
 
     def wrap(self, network: nn.Module) -> Runner:
         """`run(forward)` calls `forward()`; the backward pass of what it computes averages over ranks.
@@ -175,7 +185,7 @@ class Distributed:
         The averages of gradients travel while the backward pass is still under way (DDP).
         """
         if self.world == 1:
-            return lambda forward: forward()
+            return _Alone()
         run = DistributedDataParallel(_Shell(network))
         # After its first backward pass DDP packs gradients anew, in the order in which they were ready, and how a
         # sum over four ranks rounds depends on a number's place in its pack. So that the first step after a resume
@@ -248,6 +258,16 @@ def _number(env: Mapping[str, str], name: str, default: str = "0") -> int:
 
 ALONE = Distributed(0, 1, torch.device("cpu"))
 """One process, on its CPU."""
+
+
+class _Alone:
+    """One process: a call is a call, and there is nobody to average with."""
+
+    def __call__(self, forward: Callable[[], T]) -> T:
+        return forward()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class _Shell(nn.Module):

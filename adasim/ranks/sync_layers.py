@@ -1,11 +1,13 @@
-"""Layers that look beyond this process: batch norm over all ranks' images, one stochastic depth for a batch.
+"""Layers that look beyond what they are given: batch norm over all ranks' images, one stochastic depth for a batch.
 
 With them a batch that is split over ranks meets the same network as in one process. (torch's own SyncBatchNorm
-does not run on CPUs.)
+does not run on CPUs.) Micro-batches share one draw of stochastic depth, too; batch norm sees one at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,22 +19,43 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from adasim.errors import UserError
 
 
-def synchronize(network: nn.Module, images: int, device: torch.device) -> nn.Module:
-    """The same network, its parameters and names unchanged, with layers that work over all ranks.
+@dataclass
+class Part:
+    """Which part of a batch the network sees: number `index` of `count` parts with `images` each."""
 
-    Args:
-        network: batch norms and drop paths in it are replaced.
-        images: how many images of a batch each rank sees.
-        device: where it will run.
-    """
+    index: int
+    count: int
+    images: int
+
+    def cut(self, pieces: int) -> None:
+        """From now on, so many parts for each one of before."""
+        if pieces > 1 and self.images % pieces == 0:
+            self.index, self.count, self.images = (
+                self.index * pieces,
+                self.count * pieces,
+                self.images // pieces,
+            )
+
+
+def synchronize(network: nn.Module, device: torch.device) -> nn.Module:
+    """The same network, its parameters and names unchanged, with batch norms that work over all ranks."""
     if device.type != "cpu":
-        network = convert_sync_batchnorm(network)
+        return convert_sync_batchnorm(network)
+    return _replace_layers(network, _BatchNorm, SyncedBatchNorm.like)
+
+
+def share_drop_path(network: nn.Module, part: Part) -> nn.Module:
+    """The same network with stochastic depth drawn for the whole batch. `part` is looked at in every forward pass."""
+    return _replace_layers(network, DropPath, lambda layer: SharedDropPath(layer, part))
+
+
+def _replace_layers(
+    network: nn.Module, kind: type[nn.Module], replaced: Callable[[Any], nn.Module]
+) -> nn.Module:
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is DropPath:
-                setattr(parent, name, SyncedDropPath(layer, images))
-            elif isinstance(layer, _BatchNorm) and device.type == "cpu":
-                setattr(parent, name, SyncedBatchNorm.like(layer))
+            if isinstance(layer, kind):
+                setattr(parent, name, replaced(layer))
     return network
 
 
@@ -79,24 +102,24 @@ class SyncedBatchNorm(_BatchNorm):
         return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
 
 
-class SyncedDropPath(nn.Module):
-    """Stochastic depth as one process would draw it for the whole batch; this rank takes its images' part.
+class SharedDropPath(nn.Module):
+    """Stochastic depth as it would be drawn for the whole batch at once; the part at hand takes its images' share.
 
-    All ranks draw from generators in the same state (the loop seeds them at every step).
+    All parts draw from generators in the same state (the loop seeds them before every forward pass).
     """
 
-    def __init__(self, layer: DropPath, images: int) -> None:
+    def __init__(self, layer: DropPath, part: Part) -> None:
         super().__init__()
-        self.keep, self.images = 1 - layer.drop_prob, images
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.keep, self.part = 1 - layer.drop_prob, part
 
     def forward(self, x: Tensor) -> Tensor:
-        """x holds one or more views of this rank's images, one view after the other."""
+        """x holds one or more views of the part's images, one view after the other."""
         if self.keep == 1 or not self.training:
             return x
-        shape = (self.world * len(x), *[1] * (x.ndim - 1))
+        part = self.part
+        shape = (part.count * len(x), *[1] * (x.ndim - 1))
         mask = x.new_empty(shape).bernoulli_(self.keep).div_(self.keep)
-        return x * mask.unflatten(0, (-1, self.world, self.images))[:, self.rank].flatten(0, 1)
+        return x * mask.unflatten(0, (-1, part.count, part.images))[:, part.index].flatten(0, 1)
 
 
 class _Total(torch.autograd.Function):

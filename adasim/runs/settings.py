@@ -12,6 +12,7 @@ import torch
 from adasim.errors import UserError
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
+_CAME_LATER = {"micro_batch": "auto"}  # what runs of earlier versions did without saying so
 _MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 
@@ -50,6 +51,7 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
     """In words, which `decisive` settings differ so that a run cannot go on; empty if none does."""
+    before = {**{name: value for name, value in _CAME_LATER.items() if name in after}, **before}
     names = before.keys() | after.keys()
     if before.get("method") != after.get("method"):  # whose settings have nothing in common
         own = tuple(f"{settings.get('method')}." for settings in (before, after))

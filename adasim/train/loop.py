@@ -30,6 +30,7 @@ from adasim.ranks.processes import ALONE, Distributed
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder
 from adasim.runs.unreadable import UnreadableList
+from adasim.train.micro import accumulate, out_of_memory_in_words
 from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, requeue, stopped
@@ -104,7 +105,8 @@ class Training:
             return
         with self.report, StopRequests(self.report.say if self.ranks.is_main else None) as stop:
             while state.epoch < config.epochs and not self.ranks.all_any(self.stopping or stop.requested):
-                self.train_epoch(stop)
+                with out_of_memory_in_words(config, state):
+                    self.train_epoch(stop)
             if self.saved_step != state.step:  # stopped in mid-epoch, or the last save failed
                 self.save()
             if self.saved_step != state.step:
@@ -133,8 +135,9 @@ class Training:
             loss, changed, save_due = self.agree(step.loss, batch, stop)
             finish_observing = self.timing.observe(batch.ids, step.feature)
             set_schedules(state.optimizer, self.config, state.step, self.steps_per_epoch)
-            state.optimizer.zero_grad(set_to_none=True)
-            state.scaler.scale(step.loss).backward()
+            if step.loss.requires_grad:  # micro-batches have had their backward passes
+                state.optimizer.zero_grad(set_to_none=True)
+                state.scaler.scale(step.loss).backward()
             method.before_optimizer(epoch)
             if clip:
                 state.scaler.unscale_(state.optimizer)
@@ -169,6 +172,9 @@ class Training:
             waited = time.perf_counter() - start
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
             views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
+            if state.part.images < len(batch.ids):
+                yield Forward(batch, accumulate(state, self.run_forward, views, epoch), waited)
+                continue
             with autocast(state.precision, batch.ids.device):
                 found = self.run_forward(partial(self.timing.forward, batch, views, epoch))
             yield found._replace(waited=waited + found.waited)

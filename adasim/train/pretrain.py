@@ -17,6 +17,7 @@ from adasim.ranks.processes import Distributed
 from adasim.runs.folder import RunFolder
 from adasim.runs.settings import check_same, decisive
 from adasim.train.loop import Training
+from adasim.train.micro import choose_micro_batches, free_bytes
 from adasim.train.report import KnnDuringTraining
 from adasim.train.signals import forgetting_frames
 from adasim.train.start import remedy
@@ -75,8 +76,12 @@ def pretrain(
                 run = stack.enter_context(RunFolder.open(out))
                 check_same(run.description(), {"config": config.to_dict()})
                 say(check_same_data(run.facts, images, config.data.verify, remedy(run)))
+        free = min(ranks.gather(free_bytes(ranks.device)))
         with ranks.together():
-            state = build_state(config, len(images), ranks)
+            count, note = choose_micro_batches(config, ranks, free)
+            if note and ranks.is_main:
+                say(note)
+            state = build_state(config, len(images), ranks, count)
             loader = PairLoader(
                 images,
                 config.views,

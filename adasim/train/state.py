@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adasim.config import Config
 from adasim.errors import UserError
@@ -24,9 +24,11 @@ from adasim.models import Backbone
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
 from adasim.ranks.devices import build_scaler, working_precision
 from adasim.ranks.processes import ALONE, Distributed
+from adasim.ranks.sync_layers import Part
 from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
 from adasim.runs.settings import changed_settings, decisive
+from adasim.train.footprint import weight_bytes
 from adasim.train.optim import build_optimizer
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
@@ -47,6 +49,8 @@ class TrainState:
     """Features of this process's last images, a batch each (B, D), for the collapse watch."""
     precision: str = "fp32"
     """Of the forward pass: what was asked for where the device has it, else fp32."""
+    part: Part = field(default_factory=lambda: ALONE.part(1))
+    """Which micro-batch of the batch the networks see; the loop counts it up."""
     step: int = 0
     """Optimiser steps done."""
     epoch: int = 0
@@ -86,6 +90,7 @@ class TrainState:
             "partners_changed": self.partners_changed,
             "optimizer": settings,
             "scaler": self.scaler.state_dict(),
+            "micro_batch": self.part.images,
             "history": [[epoch, parts] for epoch, parts in self.history.items()],
         }
         if self.memory is not None:
@@ -125,6 +130,8 @@ class TrainState:
         self.recent.extend(
             features.to(device) for _, features in sorted(checkpoint.tensors("recent").items())
         )
+        # A run whose micro-batches were chosen by memory goes on with as many, so as to reach the same bits.
+        self.part.cut(max(self.part.images // info.get("micro_batch", self.part.images), 1))
         if self.memory is not None:
             load_memory(self.memory, checkpoint)
 
@@ -170,12 +177,6 @@ class TrainState:
         return total.hexdigest()
 
 
-def weight_bytes(method: nn.Module, moments: int) -> int:
-    """Of the networks and of an optimiser that keeps so many numbers beside each learned one."""
-    learned = sum(p.nbytes for p in method.parameters() if p.requires_grad)
-    return sum(tensor.nbytes for tensor in method.state_dict().values()) + moments * learned
-
-
 def overlapping(parts: Sequence[tuple[int, str]], rows: range) -> list[tuple[int, str]]:
     """Those of the (first image, name) that hold some of these rows; each part ends where the next begins."""
     stops = [first for first, _ in parts[1:]] + [rows.stop]
@@ -194,11 +195,14 @@ def load_memory(memory: NeighborMemory, checkpoint: Checkpoint) -> None:
     memory.load_parts((first, checkpoint.tensors(group)) for first, group in parts)
 
 
-def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> TrainState:
+def build_state(
+    config: Config, num_images: int, ranks: Distributed = ALONE, micro_batches: int = 1
+) -> TrainState:
     """The state before the first step, a pure function of the configuration; of the memory, this rank's share."""
     device = ranks.device
     method = build_method(config, config.views.size).to(device)
-    ranks.synchronize(method, config.batch_size)
+    part = ranks.part(config.batch_size, micro_batches)
+    ranks.synchronize(method, part)
     if config.compile:
         compile_encoders(method)
     if any(p.ndim == 4 for p in method.parameters()):
@@ -212,7 +216,14 @@ def build_state(config: Config, num_images: int, ranks: Distributed = ALONE) -> 
     recent: deque[Tensor] = deque(maxlen=max(1, _WATCHED * ranks.world // config.batch_size))
     settings = decisive(config.to_dict())
     return TrainState(
-        method, build_optimizer(method, config), scaler, memory, settings, recent, precision=precision
+        method,
+        build_optimizer(method, config),
+        scaler,
+        memory,
+        settings,
+        recent,
+        precision=precision,
+        part=part,
     )
 
 

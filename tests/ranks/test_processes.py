@@ -18,7 +18,7 @@ from torch.nn.functional import relu
 from adasim.config import Config, ModelConfig
 from adasim.errors import UserError
 from adasim.methods import DinoSettings, Method, SimSiamSettings, build_method
-from adasim.ranks.processes import Distributed, Place, Runner, first_host
+from adasim.ranks.processes import ALONE, Distributed, Place, Runner, first_host
 from adasim.ranks.sync_layers import SyncedBatchNorm
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def normed_pass(ranks: Distributed) -> dict[str, Tensor]:
     torch.manual_seed(0)
     images = torch.randn(2, BATCH, 3, 6, 6, dtype=torch.float64) * 3 + 5
     weight = torch.randn(BATCH, 2, dtype=torch.float64)
-    network = ranks.synchronize(Normed().double(), BATCH)
+    network = ranks.synchronize(Normed().double(), ranks.part(BATCH))
     run = ranks.wrap(network)
     part = slice(ranks.rank * BATCH // ranks.world, (ranks.rank + 1) * BATCH // ranks.world)
     for step in range(2):
@@ -74,7 +74,7 @@ def normed_pass(ranks: Distributed) -> dict[str, Tensor]:
 def method_pass(ranks: Distributed, name: str, halves: bool) -> dict[str, Tensor]:
     """One step of a method: the loss, averaged over ranks, and all gradients."""
     method = small_method(name)
-    ranks.synchronize(method, BATCH)
+    ranks.synchronize(method, ranks.part(BATCH))
     run: Runner = ranks.wrap(method)
     torch.manual_seed(1)
     views = list(torch.randn(2, BATCH, 3, 16, 16))
@@ -165,7 +165,7 @@ def test_a_batch_split_over_ranks_meets_the_network_of_one_process(
 
 def test_the_joined_batch_norm_is_torchs() -> None:
     """The pass in one process, which the test above compares with, has no synchronised layer in it."""
-    network = Distributed(0, 1, torch.device("cpu")).synchronize(Normed(), BATCH)
+    network = ALONE.synchronize(Normed(), ALONE.part(BATCH))
     assert not any(isinstance(layer, SyncedBatchNorm) for layer in network.modules())
 
 

@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adasim.config import Config
 from adasim.methods import build_method
-from adasim.train.state import weight_bytes
 
 _FEW, _MORE = 4, 8  # images of the two steps that a line is drawn through; batch norm needs two
 
@@ -92,3 +91,9 @@ def _kept_bytes(method: nn.Module, config: Config, images: int, channels: int) -
     with mixed, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         method(_views(config, images, channels), 0)
     return sum(size for size, _ in kept.values())
+
+
+def weight_bytes(method: nn.Module, moments: int) -> int:
+    """Of the networks and of an optimiser that keeps so many numbers beside each learned one."""
+    learned = sum(p.nbytes for p in method.parameters() if p.requires_grad)
+    return sum(tensor.nbytes for tensor in method.state_dict().values()) + moments * learned

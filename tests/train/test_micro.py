@@ -1,0 +1,186 @@
+"""Micro-batches against whole batches, alone and over ranks; the sizes that `auto` chooses; out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretrainings import Digest, Metrics, Small, _config
+from torch import Tensor
+
+from adasim.api import pretrain
+from adasim.config import Config
+from adasim.errors import UserError
+from adasim.ranks.processes import ALONE, Distributed
+from adasim.recipes import get_recipe
+from adasim.run import load_run
+from adasim.train.footprint import Footprint
+from adasim.train.micro import accumulate, choose_micro_batches, out_of_memory_in_words
+from adasim.train.state import build_state
+
+
+def one_step(
+    config: Config, micro_batches: int, *, local: int = 0, ranks: Distributed = ALONE
+) -> dict[str, Tensor]:
+    """Loss, features, diagnostics, gradients and centre of a step on random views, as one rank has them."""
+    torch.manual_seed(0)
+    state = build_state(config, 100, ranks, micro_batches)
+    run = ranks.wrap(state.method)
+    torch.manual_seed(1)
+    sizes = [config.views.size] * 2 + [config.views.local_size] * local
+    share = slice(
+        ranks.rank * config.batch_size // ranks.world, (ranks.rank + 1) * config.batch_size // ranks.world
+    )
+    views = [torch.randn(config.batch_size, 3, size, size)[share] for size in sizes]
+    torch.manual_seed(2)  # the step's
+    if micro_batches == 1:
+        step = state.method(views, 0)
+        step.loss.backward()
+    else:
+        step = accumulate(state, run, views, 0)
+    state.method.after_step(0, 100)
+    found = {
+        "loss": step.loss.detach(),
+        "feature": step.feature,
+        "center": state.method.center,
+        **step.diagnostics,
+    }
+    return found | {name: p.grad for name, p in state.method.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("local", [0, 2])
+@pytest.mark.parametrize("micro_batches", [2, 8, 16])
+def test_micro_batches_of_a_vit_give_the_batchs_loss_and_gradients(
+    small: Small, micro_batches: int, local: int
+) -> None:
+    config = small(model__drop_path=0.3, views__local_crops=local)
+    whole, parts = (one_step(config, count, local=local) for count in (1, micro_batches))
+    assert whole.keys() == parts.keys()
+    assert len(whole) > 20
+    for name, expected in whole.items():
+        assert (parts[name] - expected).abs().max() <= 3e-6 * max(1.0, float(expected.abs().max())), name
+
+
+def work(folder: Path, stage: int) -> dict[str, Tensor]:
+    with Distributed.start("cpu") as ranks:
+        return one_step(_config(model__drop_path=0.3), 2, ranks=ranks)
+
+
+def test_ranks_may_have_micro_batches_too(run_ranks: Callable[..., list[list[Any]]], small: Small) -> None:
+    """Two processes with two micro-batches each: four parts in all."""
+    whole = one_step(small(model__drop_path=0.3), 1)
+    [found] = run_ranks(__file__, "work", 2)
+    assert torch.allclose(torch.cat([one["feature"] for one in found]), whole["feature"], atol=3e-6)
+    means = torch.stack([one["loss"] for one in found])
+    assert means.mean() == pytest.approx(float(whole["loss"]), rel=1e-5)
+    for name in whole.keys() - {"loss", "feature", "feature_spread", "kl", "teacher_entropy"}:
+        for one in found:
+            assert torch.allclose(one[name], whole[name], atol=3e-6), name
+
+
+def test_stochastic_depth_makes_a_difference_here(small: Small) -> None:
+    """Else the test above would not show that micro-batches share one draw of it."""
+    with_it, without = (one_step(small(model__drop_path=p), 2)["loss"] for p in (0.3, 0.0))
+    assert (with_it - without).abs() > 1e-3
+
+
+def test_runs_in_micro_batches_find_the_same_neighbours(
+    small: Small, tmp_path: Path, metrics: Metrics
+) -> None:
+    """The features agree up to rounding, so the lists do, except where two scores are nearly equal."""
+    memories, losses = [], []
+    for name, size in (("whole", "auto"), ("parts", 4)):
+        pretrain(small(epochs=3, micro_batch=size), tmp_path / name)
+        memory = load_run(tmp_path / name).memory
+        assert memory is not None
+        memories.append(memory)
+        losses.append([line["loss"] for line in metrics(tmp_path / name) if "loss" in line])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] != losses[1]  # summed in another order
+    same = memories[0].history_ids == memories[1].history_ids
+    assert same.float().mean() > 0.98
+
+
+def test_a_split_that_memory_asked_for_is_kept_by_a_resume(
+    small: Small, tmp_path: Path, digest: Digest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` looks at free memory, which is another amount next time."""
+    import adasim.train.pretrain as start
+
+    def run(name: str, free: float, **rest: Any) -> None:
+        monkeypatch.setattr(start, "free_bytes", lambda device: free)
+        pretrain(config, tmp_path / name, **rest)
+
+    config = small(epochs=2)
+    little = 1.2 * Footprint.count(config).training_bytes(4) + 1
+    run("straight", little)
+    stop_after_one_epoch(config, tmp_path / "stopped", monkeypatch, little)
+    run("stopped", 1e12, resume=True)
+    assert digest(tmp_path / "stopped") == digest(tmp_path / "straight")
+    run("whole", 1e12)
+    assert digest(tmp_path / "whole") != digest(tmp_path / "straight")
+
+
+def stop_after_one_epoch(config: Config, out: Path, monkeypatch: pytest.MonkeyPatch, free: float) -> None:
+    import adasim.train.pretrain as start
+    from adasim.train.loop import Training
+
+    monkeypatch.setattr(start, "free_bytes", lambda device: free)
+    train_epoch = Training.train_epoch
+
+    def one(self: Training, stop: Any) -> None:
+        train_epoch(self, stop)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "train_epoch", one)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(config, out)
+
+
+def test_auto_takes_the_largest_part_that_fits() -> None:
+    config = get_recipe("desk-vit")
+    footprint = Footprint.count(config)
+    assert choose_micro_batches(config, ALONE, 1e12) == (1, None)
+    count, note = choose_micro_batches(config, ALONE, 1.2 * footprint.training_bytes(32) + 1)
+    assert count == 4
+    assert note is not None
+    assert "4 micro-batches of 32" in note
+    with pytest.raises(UserError, match="one image alone is too much"):
+        choose_micro_batches(config, ALONE, 1e6)
+
+
+def test_auto_does_not_split_what_has_batch_norm() -> None:
+    config = get_recipe("desk-resnet")
+    free = 1.2 * Footprint.count(config).training_bytes(32) + 1
+    with pytest.raises(
+        UserError, match=r"--batch-size 32; or --micro-batch 32, which changes what is learnt"
+    ):
+        choose_micro_batches(config, ALONE, free)
+    assert choose_micro_batches(replace(config, micro_batch=32), ALONE, free) == (4, None)
+
+
+def test_impossible_sizes_are_refused(small: Small) -> None:
+    with pytest.raises(UserError, match=r"micro_batch=5 does not divide the 16 images .* --micro-batch 4"):
+        choose_micro_batches(small(micro_batch=5), ALONE, 1e12)
+    with pytest.raises(UserError, match=r"micro_batch=0 must be at least 1"):
+        replace(small(), micro_batch=0)
+    with pytest.raises(UserError, match=r"timing=current"):
+        choose_micro_batches(small(micro_batch=4, neighbors__timing="current"), ALONE, 1e12)
+    with pytest.raises(UserError, match=r"batch norm nothing to compare"):
+        choose_micro_batches(replace(get_recipe("desk-resnet"), micro_batch=1), ALONE, 1e12)
+
+
+def test_out_of_memory_is_a_sentence_with_a_size(small: Small) -> None:
+    config = small()
+    with (
+        pytest.raises(UserError, match=r"step of 16 images at once .* Use --micro-batch 8\."),
+        out_of_memory_in_words(config, build_state(config, 48)),
+    ):
+        torch.empty(1 << 50)
+    with pytest.raises(RuntimeError, match="shape"), out_of_memory_in_words(config, build_state(config, 48)):
+        torch.empty(4).view(3)
