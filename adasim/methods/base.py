@@ -68,6 +68,9 @@ class Method(nn.Module, ABC):
     follows_total: ClassVar[tuple[str, ...]] = ()
     """In words, what of the method follows a schedule over the whole run, beside the optimiser's."""
 
+    continues_step: bool = False
+    """Set by the loop: the next forward pass is of a further micro-batch of the same step."""
+
     @classmethod
     def check(cls, config: Config) -> None:
         """Refuse what this method cannot do, with a `UserError`."""
@@ -96,7 +99,8 @@ class Method(nn.Module, ABC):
     def forward(self, views: list[Tensor], epoch: int) -> Step:
         """Loss of a batch: `views` holds the two global views, then any local ones, each (B, C, H, W).
 
-        With micro-batches it is called once for each of them before `after_step`; their losses are averaged.
+        With micro-batches it is called once for each of them before `after_step` (see `continues_step`), and their
+        losses are averaged.
         """
 
     @abstractmethod

@@ -147,6 +147,8 @@ class Dino(Method):
         loss = torch.stack(terms).mean()
         entropy = torch.stack([torch.special.entr(p).sum(dim=1).mean() for p in teacher]).mean()
         mean_logit = mean_over_ranks(torch.cat(targets).float().mean(dim=0, keepdim=True))  # (1, out_dim)
+        if not self.continues_step:
+            self._mean_logits.clear()
         self._mean_logits.append(mean_logit)
         diagnostics = {
             "teacher_entropy": entropy,

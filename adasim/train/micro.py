@@ -94,6 +94,7 @@ def accumulate(state: TrainState, run: Runner, views: list[Tensor], epoch: int) 
             with autocast(state.precision, views[0].device):
                 step = run(partial(state.method, [view[rows] for view in views], epoch))
             state.scaler.scale(step.loss / count).backward()
+        state.method.continues_step = number < count - 1
         steps.append(Step(step.loss.detach(), step.feature, step.diagnostics))
     feature = torch.cat([step.feature for step in steps])
     diagnostics = {
