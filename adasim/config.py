@@ -112,6 +112,9 @@ class ModelConfig:
     stage that leaves too little to start from: keep it off for `resnet_tiny`."""
     drop_path: float = 0.1
     """Stochastic depth of the student (linear from 0 over the blocks); the teacher has none."""
+    init: str = ""
+    """Weights that the encoder starts from: an earlier run, a file (.safetensors, or .pth as DINO published them), or
+    a timm name, whose pretrained weights are downloaded. Empty: fresh ones."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.")

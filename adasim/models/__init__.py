@@ -3,6 +3,7 @@
 from adasim.models.backbones import Backbone, build_backbone
 from adasim.models.files import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.models.heads import DinoHead, Predictor, Projector
+from adasim.models.start import read_weights, start_from
 from adasim.models.transforms import EvalTransform
 
 __all__ = [
@@ -14,5 +15,7 @@ __all__ = [
     "Projector",
     "build_backbone",
     "load_backbone",
+    "read_weights",
     "save_backbone",
+    "start_from",
 ]

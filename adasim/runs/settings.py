@@ -12,7 +12,7 @@ import torch
 from adasim.errors import UserError
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
-_CAME_LATER = {"micro_batch": "auto"}  # what runs of earlier versions did without saying so
+_CAME_LATER = {"micro_batch": "auto", "model.init": ""}  # what runs of earlier versions did without saying so
 _MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 

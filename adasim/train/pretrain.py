@@ -20,7 +20,7 @@ from adasim.train.loop import Training
 from adasim.train.micro import choose_micro_batches, free_bytes
 from adasim.train.report import KnnDuringTraining
 from adasim.train.signals import forgetting_frames
-from adasim.train.start import remedy
+from adasim.train.start import remedy, start_from_weights
 from adasim.train.state import build_state
 
 
@@ -82,6 +82,10 @@ def pretrain(
             if note and ranks.is_main:
                 say(note)
             state = build_state(config, len(images), ranks, count)
+            if config.model.init and not (resume and any((out / "checkpoints").glob("step-*"))):
+                note = start_from_weights(state.method, config)
+                if ranks.is_main:
+                    say(note)
             loader = PairLoader(
                 images,
                 config.views,

@@ -7,9 +7,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
 from adasim.config import Config
 from adasim.data.sources.handed import AGAIN, was_handed_over
 from adasim.errors import UserError
+from adasim.models import Backbone, EvalTransform, read_weights, start_from
 from adasim.ranks.processes import Distributed
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checkpoint import Checkpoint
@@ -40,6 +43,24 @@ def follow(run: RunFolder, config: Config, checkpoint: Checkpoint | None, steps_
 def remedy(run: RunFolder) -> str:
     """What to do when the images are not those that the run began with."""
     return AGAIN if was_handed_over(run.config.data.source) else "Restore the data set as it was"
+
+
+def start_from_weights(method: nn.Module, config: Config) -> str:
+    """Load `config.model.init` into the method's encoders, student's and teacher's alike; a sentence about it."""
+    source = config.model.init
+    weights = read_weights(source)
+    start_from([part for part in method.modules() if isinstance(part, Backbone)], weights, source)
+    sentence = f"The encoder starts from the weights of {source}; its head is new."
+    here = EvalTransform.for_run(config).to_timm()
+    if (
+        weights.mean
+        and weights.std
+        and (weights.mean, weights.std) != (tuple(here["mean"]), tuple(here["std"]))
+    ):
+        mean, std = (" ".join(f"{x:g}" for x in values) for values in (weights.mean, weights.std))
+        same = f"--views.mean {mean} --views.std {std}"
+        sentence += f" Their images were normalised otherwise; {same} would do the same here."
+    return sentence
 
 
 def longer(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:
