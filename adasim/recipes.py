@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from adasim.config import (
@@ -177,6 +178,23 @@ def demo() -> Config:
     config.epochs = 60
     config.data = DataConfig(source="synthetic:3000")
     return config
+
+
+def for_epochs(config: Config, epochs: int) -> Config:
+    """The configuration for another number of epochs. Where these are few, so that it can learn at all, warm-up and
+    window take no more than a quarter of them, the teacher temperature's warm-up no more than half; at least one.
+    """
+    quarter, half = max(1, epochs // 4), max(1, epochs // 2)
+    settings = config.settings
+    if getattr(settings, "teacher_temp_warmup_epochs", 0) > half:
+        settings = replace(settings, teacher_temp_warmup_epochs=half)
+    return replace(
+        config,
+        epochs=epochs,
+        settings=settings,
+        optim=replace(config.optim, warmup_epochs=min(config.optim.warmup_epochs, quarter)),
+        neighbors=replace(config.neighbors, window=min(config.neighbors.window, quarter)),
+    )
 
 
 def _settings(method: str, **values: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from adasim.cli.plugins import load_plugins
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.interrupts import is_first
-from adasim.recipes import RECIPES, get_recipe
+from adasim.recipes import RECIPES, for_epochs, get_recipe
 from adasim.registry import METHODS
 
 
@@ -55,8 +56,12 @@ def main(arguments: Sequence[str]) -> None:
         return resume(arguments)
     recipe, rest = arguments[0], arguments[1:]
     if recipe.startswith("-"):
-        raise UserError(f"Name a recipe before the options: one of {', '.join(RECIPES)}.")
+        raise UserError(f"Name a recipe before the options: one of photos, {', '.join(RECIPES)}.")
+    if recipe == "photos":
+        return photos(rest)
     config = get_recipe(recipe)
+    for epochs in option_values(rest, "--epochs")[-1:]:
+        config = shortened(config, epochs)
     for method in option_values(rest, "--method")[-1:]:
         config = with_method(config, method)
     default = with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
@@ -71,6 +76,67 @@ def main(arguments: Sequence[str]) -> None:
 
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)
     say_where(parsed.out)
+
+
+@dataclass(kw_only=True)
+class PhotosArguments:
+    """Look at a folder of images and at this machine, time a few steps, and propose a run that ends in time. Further
+    options are those of every recipe, and change the proposal."""
+
+    data: str
+    """The images: a folder, an .npz file, hf:NAME (Hugging Face)."""
+    out: Path = Path("runs/photos")
+    """The run folder to make."""
+    hours: float = 1.0
+    """How long the run may take."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
+    yes: bool = False
+    """Start without asking."""
+
+
+def photos(arguments: Sequence[str]) -> None:
+    """`adasim pretrain photos`: a plan for these images and this machine, and after a yes the run."""
+    own, rest = tyro.cli(
+        PhotosArguments, args=arguments, prog="adasim pretrain photos", return_unknown_args=True
+    )
+    from adasim.api import pretrain as run
+    from adasim.photos import propose, show
+
+    console = terminal.console()
+    if not own.yes and not sys.stdin.isatty():
+        raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")
+    proposal = propose(
+        own.data, own.hours, device=own.device, say=lambda text: console.print(text, soft_wrap=True)
+    )
+    default = with_settings(PretrainArguments, proposal.config)(out=own.out, config=proposal.config)
+    parsed = parse(default, rest, "adasim pretrain photos", None)
+    console.print()
+    show(proposal, console)
+    if not own.yes and console.input("\nStart? [Y/n] ").strip().lower() not in ("", "y", "yes"):
+        return
+    run(parsed.config, parsed.out, overwrite=parsed.overwrite)
+    say_where(parsed.out)
+
+
+def shortened(config: Config, epochs: str) -> Config:
+    """A recipe for so many epochs, if that is a number, with warm-ups and window that fit; says what it changes."""
+    if not epochs.isdecimal() or int(epochs) < 1:
+        return config  # refused when the option is read
+    changed = for_epochs(config, int(epochs))
+    words = []
+    if changed.optim.warmup_epochs != config.optim.warmup_epochs:
+        words.append(f"--optim.warmup-epochs {changed.optim.warmup_epochs}")
+    if changed.neighbors.window != config.neighbors.window:
+        words.append(f"--neighbors.window {changed.neighbors.window}")
+    if changed.settings != config.settings:
+        words.append(f"--dino.teacher-temp-warmup-epochs {changed.settings.teacher_temp_warmup_epochs}")
+    if words and is_first():
+        terminal.console().print(
+            f"For {epochs} epochs instead of {config.epochs}, unless you say otherwise: {', '.join(words)}.",
+            soft_wrap=True,
+        )
+    return changed
 
 
 def resume(arguments: Sequence[str]) -> None:
@@ -185,6 +251,10 @@ def show_recipes() -> None:
     console.print(Text.assemble(("adasim pretrain", "bold"), " RECIPE --data SOURCE --out RUN [options]"))
     console.print(Text.assemble(("adasim pretrain", "bold"), " --resume RUN\n"))
     table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_row(
+        Text("photos", "bold"),
+        "For a folder of your own: looks at images and machine, proposes a run that ends in time.",
+    )
     for name, recipe in RECIPES.items():
         table.add_row(Text(name, "bold"), (recipe.__doc__ or "").splitlines()[0])
     console.print(table)

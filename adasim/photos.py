@@ -1,0 +1,282 @@
+"""`adasim pretrain photos`: look at the images and at the machine, and propose a run that ends in time.
+
+    adasim pretrain photos --data ~/photos --out runs/photos --hours 2
+
+The settings at the end of this file are tried from the smallest up: a few real steps of each are timed, and the
+largest that gets through enough epochs in the time is proposed. They are sensible, not tuned: nobody knows what your
+photos need.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from adasim.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    NeighborsConfig,
+    OptimConfig,
+    SaveConfig,
+    ViewsConfig,
+)
+from adasim.data import ImageSet, Unreadable, describe, open_images
+from adasim.errors import UserError
+from adasim.methods import DinoSettings, SimSiamSettings
+from adasim.ranks.processes import Distributed
+from adasim.recipes import for_epochs
+from adasim.registry import METHODS
+from adasim.train.footprint import Footprint
+from adasim.train.micro import free_bytes
+from adasim.train.progress import duration
+from adasim.train.trial import time_steps
+from adasim.units import scaled
+
+_FEWEST = 16  # images; fewer have no neighbours worth the name
+_LOOKED_AT = 24  # images whose size is looked up
+_SPARE = 0.9  # of the time: the rest is for starting, saving and a busy machine
+_MOST_EPOCHS = 400
+_LEAST_EPOCHS = 4  # below, no window of lists would be full in time
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model with its method and image size, and how many epochs of it are worth having."""
+
+    name: str
+    epochs: int
+    build: Callable[[], Config]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration for these images on this machine, and why it is the one."""
+
+    config: Config
+    seconds: float
+    """What the run will take at the speed that was measured."""
+    reasons: tuple[tuple[str, str, str], ...]
+    """What, how much, why: the lines of the plan."""
+
+
+def propose(
+    source: str, hours: float = 1.0, *, device: str = "auto", say: Callable[[str], None] = print
+) -> Proposal:
+    """The largest setting that gets through enough epochs of these images in so many hours.
+
+    Args:
+        source: the images, as after `--data`.
+        hours: how long the run may take.
+        device: as in a configuration.
+        say: is told what is being tried.
+
+    Raises:
+        UserError: too few images, or too many for the time.
+    """
+    if not hours > 0:
+        raise UserError(f"hours={hours} must be above 0.")
+    images = open_images(source)
+    say(describe(images))
+    if len(images) < _FEWEST:
+        raise UserError(f"{len(images)} images are too few to learn from; {_FEWEST} are the least.")
+    with Distributed.start(device) as ranks:
+        if ranks.world > 1:
+            raise UserError("`photos` looks and measures in one process. Use another recipe under torchrun.")
+        free = free_bytes(ranks.device)
+        chosen = _climb(images, source, hours, ranks, free, say)
+    epochs, speed = chosen.epochs, chosen.speed
+    if epochs < _LEAST_EPOCHS:
+        needed_hours = _LEAST_EPOCHS * len(images) / (3600 * _SPARE * speed)
+        an_epoch = duration(len(images) / speed)
+        raise UserError(
+            f"{len(images):,} images at {speed:,.0f} images/s take {an_epoch} an epoch, too long for {hours:g} h. "
+            f"Give --hours {needed_hours:.1f} or more, or fewer images."
+        )
+    epochs = min(epochs, _MOST_EPOCHS)
+    config = for_epochs(chosen.config, epochs)
+    seconds = epochs * len(images) / speed
+    reasons = _reasons(config, chosen.setting, images, speed, seconds, free, str(ranks.device))
+    return Proposal(config, seconds, reasons)
+
+
+class _Timed(NamedTuple):
+    setting: Setting
+    config: Config
+    flops: int
+    speed: float
+    """Images per second."""
+    busy: float
+    """Seconds of training per image, without waiting for its pixels."""
+    epochs: int
+    """How many the time allows."""
+
+
+def _climb(
+    images: ImageSet, source: str, hours: float, ranks: Distributed, free: float, say: Callable[[str], None]
+) -> _Timed:
+    """From the smallest setting up, as long as the time allows enough epochs of it.
+
+    On a CPU, what could not be fast enough even at three times the speed of its arithmetic is not timed at all.
+    """
+    best: _Timed | None = None
+    for setting in reversed(_SETTINGS):
+        config = _fitted(setting.build(), source, len(images), str(ranks.device))
+        footprint = Footprint.count(config)
+        seconds = 3600 * hours * _SPARE
+        if best is not None:
+            hoped = 3 * best.flops / footprint.flops_per_image / best.busy
+            if ranks.device.type == "cpu" and seconds * hoped / len(images) < setting.epochs:
+                say(f"{setting.name} would take too long, by its arithmetic.")
+                break
+            if 1.2 * footprint.training_bytes(_smallest(config)) > free:
+                say(f"{setting.name} would not fit into memory.")
+                break
+        say(f"{setting.name}: timing a few steps ...")
+        speed, busy = time_steps(config, images, ranks)
+        epochs = int(seconds * speed / len(images))
+        say(f"{setting.name}: {speed:,.1f} images/s, {min(epochs, _MOST_EPOCHS)} epochs in {hours:g} h.")
+        if best is not None and epochs < setting.epochs:
+            break
+        best = _Timed(setting, config, footprint.flops_per_image, speed, busy, epochs)
+        if epochs < setting.epochs:
+            break
+    assert best is not None
+    return best
+
+
+def show(proposal: Proposal, console: Console) -> None:
+    """The plan as a table."""
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for what, value, why in proposal.reasons:
+        table.add_row(Text(what, "bold"), value, Text(why, "dim"))
+    console.print(table)
+
+
+def _reasons(
+    config: Config,
+    setting: Setting,
+    images: ImageSet,
+    speed: float,
+    seconds: float,
+    free: float,
+    device: str,
+) -> tuple[tuple[str, str, str], ...]:
+    footprint = Footprint.count(config)
+    at_once = config.batch_size if config.micro_batch == "auto" else config.micro_batch
+    return (
+        (
+            "images",
+            f"{len(images):,}",
+            f"about {_size(images)} pixels; read by {config.data.workers} processes",
+        ),
+        ("machine", device, f"{os.cpu_count()} cores, {scaled(free, 'B')} of memory free"),
+        ("model", setting.name, f"{config.method}; the largest of {len(_SETTINGS)} that fits the time"),
+        (
+            "batch",
+            str(config.batch_size),
+            f"needs about {scaled(1.2 * footprint.training_bytes(at_once), 'B')}",
+        ),
+        ("speed", f"{speed:,.0f} images/s", f"measured; {duration(len(images) / speed)} an epoch"),
+        ("epochs", str(config.epochs), f"{duration(seconds)} in all"),
+        (
+            "neighbours",
+            f"w = {config.neighbors.window}, K = {config.neighbors.k}",
+            f"partners are drawn from epoch {config.neighbors.window + 1} on",
+        ),
+    )
+
+
+def _size(images: ImageSet) -> str:
+    """Of the median image of a few, by number of pixels."""
+    sizes = []
+    for i in range(0, len(images), max(1, len(images) // _LOOKED_AT)):
+        try:
+            sizes.append(tuple(images.load(i).shape[-2:]))
+        except Unreadable:
+            continue
+    if not sizes:
+        return "unknown"
+    height, width = statistics.median_low(sorted(sizes, key=lambda size: size[0] * size[1]))
+    return f"{width} x {height}"
+
+
+def _fitted(config: Config, source: str, count: int, device: str) -> Config:
+    """The setting for so many images: a batch of at most an eighth of them."""
+    batch = 1 << max(2, min(config.batch_size, count // 8).bit_length() - 1)
+    k = min(config.neighbors.k, count)
+    return replace(
+        config,
+        batch_size=batch,
+        device=device,
+        data=replace(config.data, source=source),
+        neighbors=replace(config.neighbors, k=k),
+    )
+
+
+def _smallest(config: Config) -> int:
+    """Images at once in the smallest step: micro-batches make any batch small, except where batch norm is."""
+    return config.batch_size if config.method == "simsiam" else 1
+
+
+def _vit() -> Config:
+    """ViT-S/16 with the paper's head, temperatures and neighbours, for fewer epochs."""
+    return Config(
+        recipe="photos",
+        method="dino",
+        batch_size=256,
+        precision="bf16",
+        views=ViewsConfig(**METHODS["dino"].VIEWS, size=224, scale=(0.25, 1.0)),
+        model=ModelConfig(name="vit_small", patch_size=16, drop_path=0.1),
+        settings=DinoSettings(
+            out_dim=8192, teacher_momentum=0.99, teacher_temp=0.04, teacher_temp_warmup_epochs=0
+        ),
+        neighbors=NeighborsConfig(tau=0.2, window=10, k=3),
+        optim=OptimConfig(name="adamw", lr=5e-4, min_lr=1e-6, warmup_epochs=10, clip_grad=3.0),
+        save=SaveConfig(log_every=10),
+    )
+
+
+def _resnet(name: str, size: int, lr: float) -> Callable[[], Config]:
+    def build() -> Config:
+        return Config(
+            recipe="photos",
+            method="simsiam",
+            batch_size=256 if size > 64 else 128,
+            precision="bf16",
+            data=DataConfig(),
+            views=ViewsConfig(
+                **METHODS["simsiam"].VIEWS, size=size, scale=(0.2, 1.0), blur=1.0 if size > 64 else 0.0
+            ),
+            model=ModelConfig(name=name, drop_path=0.0),
+            settings=SimSiamSettings(proj_dim=512, pred_dim=128, fix_pred_lr=True),
+            neighbors=NeighborsConfig(tau=0.2, window=10, k=5),
+            optim=OptimConfig(
+                name="sgd",
+                lr=lr,
+                min_lr=0.0,
+                warmup_epochs=5,
+                weight_decay=5e-4,
+                weight_decay_end=5e-4,
+                decay_all=True,
+            ),
+            save=SaveConfig(log_every=10),
+        )
+
+    return build
+
+
+_SETTINGS = (
+    Setting("ViT-S/16 at 224 pixels", 100, _vit),
+    Setting("ResNet-50 at 160 pixels", 100, _resnet("resnet50", 160, 0.05)),
+    Setting("ResNet-18 at 96 pixels", 80, _resnet("resnet18", 96, 0.1)),
+    Setting("a ResNet of four blocks at 64 pixels", 60, _resnet("resnet_tiny", 64, 0.2)),
+    Setting("a ResNet of four blocks at 32 pixels", 40, _resnet("resnet_tiny", 32, 0.2)),
+)

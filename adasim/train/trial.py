@@ -1,0 +1,69 @@
+"""How fast a configuration trains on this machine: a few real steps, timed before a run is started."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from adasim.config import Config
+from adasim.data import ImageSet, PairLoader
+from adasim.ranks.devices import autocast
+from adasim.ranks.processes import Distributed
+from adasim.train.optim import set_schedules
+from adasim.train.state import build_state
+
+
+class Speed(NamedTuple):
+    """Of whole steps, with reading, views and the neighbour memory."""
+
+    images_per_second: float
+    busy: float
+    """Seconds of training per image, without waiting for its pixels."""
+
+
+def time_steps(config: Config, images: ImageSet, ranks: Distributed, *, seconds: float = 4.0) -> Speed:
+    """At least two steps after one that warms up, and more until `seconds` have passed. Nothing is kept of them."""
+    config = replace(config, batch_size=min(config.batch_size, len(images)), device=str(ranks.device))
+    state = build_state(config, len(images), ranks)
+    loader = PairLoader(
+        images,
+        config.views,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        workers=config.data.workers,
+        device=ranks.device,
+        max_unreadable=1.0,
+    )
+    steps, started, busy = 0, 0.0, 0.0
+    themselves = torch.arange(len(images))
+    try:
+        for epoch in range(1_000_000):
+            for batch in loader.epoch(epoch, themselves):
+                ready = time.perf_counter()
+                views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
+                set_schedules(state.optimizer, config, state.step, loader.steps_per_epoch)
+                with autocast(state.precision, ranks.device):
+                    step = state.method(views, 0)
+                state.optimizer.zero_grad(set_to_none=True)
+                state.scaler.scale(step.loss).backward()
+                state.scaler.step(state.optimizer)
+                state.scaler.update()
+                state.method.after_step(state.step, 1_000_000)
+                if state.memory is not None:
+                    state.memory.observe(batch.ids, step.feature)
+                float(step.loss.detach())  # waits for the device
+                if not started:
+                    started = time.perf_counter()
+                    continue
+                steps += 1
+                now = time.perf_counter()
+                busy += now - ready
+                if steps >= 2 and now - started > seconds:
+                    trained = steps * config.batch_size
+                    return Speed(trained / (now - started), busy / trained)
+    finally:
+        loader.close()
+    raise AssertionError("unreachable")
