@@ -1,0 +1,133 @@
+"""`adasim pretrain photos`: what it proposes for real images on this machine, and what it asks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from adasim import photos
+from adasim.cli.main import main
+from adasim.cli.pretrain import shortened
+from adasim.config import Config
+from adasim.data import ImageSet
+from adasim.errors import UserError
+from adasim.ranks.processes import Distributed
+from adasim.recipes import for_epochs, get_recipe
+from adasim.run import load_run
+from adasim.train.trial import Speed
+
+
+def write_images(folder: Path, sizes: list[tuple[int, int]]) -> None:
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    for i, (height, width) in enumerate(sizes):
+        Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(folder / f"{i:03}.jpg")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """40 photos of several sizes."""
+    write_images(tmp_path / "photos", [(48 + i, 64 + 2 * i) for i in range(40)])
+    return tmp_path / "photos"
+
+
+def test_a_laptop_gets_a_run_that_ends(folder: Path) -> None:
+    said: list[str] = []
+    proposal = photos.propose(str(folder), hours=0.01, device="cpu", say=said.append)
+    config = proposal.config
+    assert proposal.seconds <= 36
+    assert config.batch_size == 4
+    assert 4 <= config.epochs <= 400
+    assert config.neighbors.window <= config.epochs / 4
+    config.check(40, has_labels=False)
+    assert any("timing a few steps" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("flops_per_second", "chosen", "timed"),
+    [(1e10, "resnet_tiny", 1), (1e11, "resnet_tiny", 2), (1e13, "resnet18", 3), (1e15, "vit_small", 5)],
+)
+def test_the_largest_that_gets_through_enough_epochs_is_proposed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, flops_per_second: float, chosen: str, timed: int
+) -> None:
+    """On machines of given speeds, for 3.6 seconds."""
+    tried = []
+
+    def on_a_machine(config: Config, images: ImageSet, ranks: Distributed) -> Speed:
+        tried.append(config.model.name)
+        billions = {32: 0.06, 64: 0.25, 96: 4, 160: 25, 224: 74}[config.views.size]  # of operations per image
+        busy = 1e9 * billions / flops_per_second
+        return Speed(1 / busy, busy)
+
+    monkeypatch.setattr(photos, "time_steps", on_a_machine)
+    proposal = photos.propose(str(folder), hours=0.001, device="cpu", say=lambda text: None)
+    assert (proposal.config.model.name, len(tried)) == (chosen, timed)
+    assert proposal.seconds <= 3.6
+
+
+def test_the_proposed_run_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    main(
+        [
+            "pretrain",
+            "photos",
+            "--data",
+            str(folder),
+            "--out",
+            str(out),
+            "--hours",
+            "0.005",
+            "--yes",
+            "--seed",
+            "3",
+        ]
+    )
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "40 images without labels" in shown
+    assert "measured" in shown
+    run = load_run(out)
+    assert run.config.recipe == "photos"
+    assert run.config.seed == 3  # any option changes the proposal
+    assert run.metrics[-1]["epoch"] == run.config.epochs - 1
+
+
+def test_it_asks_and_without_a_terminal_says_so(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["pretrain", "photos", "--data", str(folder), "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_and_too_many_images_are_a_sentence(folder: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "few", [(32, 32)] * 5)
+    with pytest.raises(UserError, match="5 images are too few"):
+        photos.propose(str(tmp_path / "few"))
+    with pytest.raises(UserError, match=r"too long for 1e-05 h. Give --hours"):
+        photos.propose(str(folder), hours=1e-5, device="cpu", say=lambda text: None)
+    with pytest.raises(UserError, match="hours=0 must be above 0"):
+        photos.propose(str(folder), hours=0)
+
+
+def test_warm_ups_and_window_follow_few_epochs() -> None:
+    few = for_epochs(get_recipe("dino-vit-s16"), 8)
+    assert (few.epochs, few.optim.warmup_epochs, few.neighbors.window) == (8, 2, 2)
+    assert few.settings.teacher_temp_warmup_epochs == 4
+    few.check(10_000, has_labels=False)
+    as_published = for_epochs(get_recipe("dino-vit-s16"), 100)
+    assert as_published.optim == get_recipe("dino-vit-s16").optim
+    assert as_published.settings == get_recipe("dino-vit-s16").settings
+    one = for_epochs(get_recipe("desk-vit"), 1)
+    assert (one.optim.warmup_epochs, one.neighbors.window) == (1, 1)
+
+
+def test_what_was_shortened_is_said_and_may_be_overridden(capsys: pytest.CaptureFixture[str]) -> None:
+    shortened(get_recipe("dino-vit-s16"), "8")
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "For 8 epochs instead of 800" in shown
+    assert "--optim.warmup-epochs 2, --neighbors.window 2, --dino.teacher-temp-warmup-epochs 4" in shown
+    shortened(get_recipe("dino-vit-s16"), "many")  # refused later, where options are read
+    assert capsys.readouterr().out == ""
