@@ -107,9 +107,7 @@ class _Divided(FolderImages):
 
     def unused(self) -> str:
         places: Counter[str] = Counter()
-        for folder, start, stop in scan(
-            os.fsencode(self._whole), without=os.fsencode(self.split)
-        ).by_folder():
+        for folder, start, stop in scan(os.fsencode(self._whole), without=self.split).by_folder():
             if start < stop:
                 top = os.fsdecode(folder.partition(b"/")[0])
                 places[f"in {printable(top)}/" if top else "directly in it"] += stop - start

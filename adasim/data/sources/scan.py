@@ -20,13 +20,15 @@ _SETTLED_NS = 5_000_000_000
 before it was read may have been changed again afterwards, within the same tick."""
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _CLOSED = (-1, -1)
+_OFTEN = {f".{form}" for ending in EXTENSIONS for form in (ending, ending.upper())}
+"""Endings as nearly everybody writes them, of four and five characters."""
 
 
-def scan(root: bytes, without: bytes = b"") -> Listing:
+def scan(root: bytes, without: str = "") -> Listing:
     """Every image file under `root`: a folder's own first, then each subfolder's, names sorted as bytes.
 
     Args:
-        without: the relative path of something that is passed over.
+        without: the name of something directly in `root` that is passed over.
     """
     began = time.time_ns()
     walk = _Walk(root, without)
@@ -48,7 +50,7 @@ def scan(root: bytes, without: bytes = b"") -> Listing:
 class _Walk:
     """What was found so far, folder by folder, and the folders still to be entered, the next one last."""
 
-    def __init__(self, root: bytes, without: bytes) -> None:
+    def __init__(self, root: bytes, without: str) -> None:
         self.root = root
         self.pending: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
         self.folders: list[bytes] = []
@@ -71,7 +73,7 @@ class _Walk:
                 return
             with os.scandir(handle) as found:
                 entries = _sorted(found)
-            self._take(prefix, above | {here}, entries, _mark(status))
+            self._take(prefix, above | {here}, entries, _mark(status), handle)
         except OSError as error:
             if not prefix:
                 raise UserError(f"{os.fsdecode(self.root)} cannot be opened: {error.strerror}.") from None
@@ -87,25 +89,26 @@ class _Walk:
         above: frozenset[tuple[int, int]],
         entries: list[os.DirEntry[str]],
         mark: tuple[int, int],
+        handle: int,
     ) -> None:
         folders: list[tuple[bytes, frozenset[tuple[int, int]]]] = []
         names: list[str] = []
         states: list[int] = []  # three for each name
-        for entry in entries:
+        without = "" if prefix else self._without
+        for entry in entries:  # a million times: no call that can be spared
             name = entry.name
-            if name.startswith("."):
-                continue
-            if self._without and prefix + os.fsencode(name) == self._without:
-                continue
-            if _is_folder(entry):
-                folders.append((prefix + os.fsencode(name) + b"/", above))
-                continue
-            ending = name.rpartition(".")[2] if "." in name else ""
-            if ending not in _IMAGES and (ending := _lower(ending)) not in EXTENSIONS:
-                self.left_out[f".{ending}"] += 1
+            if name[0] == "." or name == without:
                 continue
             try:
-                status = entry.stat()
+                if entry.is_dir():
+                    folders.append((prefix + os.fsencode(name) + b"/", above))
+                    continue
+            except OSError:  # a link to itself
+                pass
+            if name[-4:] not in _OFTEN and name[-5:] not in _OFTEN and not self._is_image(name):
+                continue
+            try:
+                status = os.stat(name, dir_fd=handle)  # quicker than entry.stat(), which keeps what it found
             except OSError:  # a dangling link
                 names.append(name)
                 states += GONE
@@ -117,6 +120,13 @@ class _Walk:
                 self.left_out["special"] += 1
         self._add(prefix, mark, names, states)
         self.pending += reversed(folders)
+
+    def _is_image(self, name: str) -> bool:
+        """Whether it is one by its ending; else it is counted as left out."""
+        ending = _lower(name.rpartition(".")[2]) if "." in name else ""
+        if ending not in EXTENSIONS:
+            self.left_out[f".{ending}"] += 1
+        return ending in EXTENSIONS
 
     def _add(self, prefix: bytes, mark: tuple[int, int], names: list[str], states: list[int]) -> None:
         self.folders.append(prefix)
@@ -196,17 +206,6 @@ def _mark(status: os.stat_result) -> tuple[int, int]:
     return status.st_ino & 0x7FFF_FFFF_FFFF_FFFF, status.st_ctime_ns  # inodes may have all of 64 bits
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
 def _lower(ending: str) -> str:
     """In small letters, where they are ASCII; others as Latin-1."""
     return os.fsencode(ending).lower().decode("latin-1")
-
-
-_IMAGES = EXTENSIONS | {ending.upper() for ending in EXTENSIONS}
-"""Endings as nearly everybody writes them: the quick answer."""
