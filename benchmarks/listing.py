@@ -87,7 +87,7 @@ def strings(root: str) -> list[str]:
                 path = os.path.join(folder, name)
                 state = os.stat(path)
                 paths.append(path)
-                lines.append(f"{os.path.relpath(path, root)} {state.st_size}")
+                lines.append(f"{path[len(root) + 1 :]} {state.st_size}")
                 times.append(state.st_mtime_ns)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     sample = [hash_file(paths[i], whole=False) for i in sample_ids(len(paths), SAMPLED_FILES)]
