@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -88,12 +89,20 @@ class ImageSet(ABC):
         fingerprint train alike. A copy on another disk has the same one.
         """
         digest = hashlib.sha256()
-        for line in self.listing():
-            digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
+        for lines in self.listing_bytes():
+            digest.update(lines)
         digest.update(self.labels_hash().encode())
-        for i in sample_ids(len(self), _FINGERPRINT_FILES):
-            digest.update(self.content(i).encode())
+        digest.update(self.sampled_contents().encode())
         return digest.hexdigest()
+
+    def listing_bytes(self) -> Iterator[bytes]:
+        """The listing as text, a newline after each line, in pieces."""
+        for line in self.listing():
+            yield line.encode("utf-8", "surrogateescape") + b"\n"
+
+    def sampled_contents(self) -> str:
+        """The hashes of what at most 64 images hold, one after another."""
+        return "".join(self.content(i) for i in sample_ids(len(self), _FINGERPRINT_FILES))
 
     def labels_hash(self) -> str:
         return "" if self.labels is None else hashlib.sha256(self.labels.numpy().tobytes()).hexdigest()

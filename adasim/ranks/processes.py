@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from adasim.ranks.sync_layers import Part, share_drop_path, synchronize
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=10)  # long enough for a slow save, short enough not to hang for hours
+_ASK_SECONDS = 20.0
 
 
 class LostContactError(UserError):
@@ -220,6 +222,37 @@ class Distributed:
         dist.all_gather_object(things, thing)
         return things
 
+    def share(self, thing: T) -> T:
+        """The first rank's thing, on all of them; it may be large."""
+        if self.world == 1:
+            return thing
+        things = [thing if self.is_main else None]
+        dist.broadcast_object_list(things, src=0)
+        return things[0]  # type: ignore[return-value]
+
+    def patiently(self, work: Callable[[], T] | None) -> T | None:
+        """Do this rank's work, if it has any, and wait for the others, however long they take.
+
+        Whoever waits in a collective gives up after minutes, and to list or hash a large data set may take hours. So
+        it is done in a thread, while all ask each other again and again who is still at it. An error of one rank is
+        raised on all, as by `together`. No collectives inside.
+        """
+        if self.world == 1:
+            return None if work is None else work()
+        done = _Done(work)
+        thread = threading.Thread(
+            target=done.run, name="adasim-work", daemon=True
+        )  # an interrupt leaves it behind
+        thread.start()
+        busy = True
+        while busy:
+            thread.join(_ASK_SECONDS)
+            busy = self.all_any(thread.is_alive())
+        with self.together():
+            if done.error is not None:
+                raise done.error
+        return done.result
+
     def require_same(self, facts: Mapping[str, object]) -> None:
         """Refuse to go on, on all ranks, where one of the named values is not the same on all."""
         everyones = self.gather(dict(facts))
@@ -268,6 +301,21 @@ class _Alone:
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+class _Done(Generic[T]):
+    """What a call in a thread came to."""
+
+    def __init__(self, work: Callable[[], T] | None) -> None:
+        self._work = work
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = None if self._work is None else self._work()
+        except BaseException as error:
+            self.error = error
 
 
 class _Shell(nn.Module):

@@ -3,7 +3,8 @@
 RUN/config.json         the configuration; written last, so its presence means that this is a run
     run.json            the run's id, which its checkpoints bear too, and whether it has saved one
     versions.json       Python, packages, device and threads
-    data.json           the images' names, sizes, times and sampled contents, to refuse a resume with other data
+    data.json           the images' fingerprint and sampled contents, to refuse a resume with other data
+    listing.npz         of a folder of images: its files' names, sizes and times
     unreadable.csv      the images that could not be read, if there are any
     metrics.jsonl       one line of JSON per logged step; the same numbers in tensorboard/
     checkpoints/, history/   see `adasim.runs.checkpoint`
@@ -23,25 +24,27 @@ from pathlib import Path
 from typing import Any
 
 from adasim.config import Config
+from adasim.data.sources.listing import Listing
 from adasim.data.sources.opening import is_path
+from adasim.data.sources.record import read_listing
 from adasim.errors import UserError
 from adasim.files import TEMPORARY, atomic_write, remove, remove_leftovers
 from adasim.runs.lock import LOCK, FolderLock
-from adasim.runs.overwrite import check_replaceable, delete_run
+from adasim.runs.overwrite import LISTING, check_replaceable, delete_run
 from adasim.runs.settings import PACKAGES, versions
 
 _FOLDERS = ("checkpoints", "history", "tensorboard")
 # What a kill inside `create` may leave.
-_READ = ("config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv")
-_UNFINISHED = {*_FOLDERS, LOCK, "versions.json", "data.json", "run.json"}
+_READ = ("config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv", LISTING)
+_UNFINISHED = {*_FOLDERS, LOCK, "versions.json", "data.json", LISTING, "run.json"}
 
 
 class RunFolder:
     """A run's folder, locked against a second process until `close` or the process's end, even by a kill.
 
-    To begin: `RunFolder.create(out, config, {**record(images), "device": "cpu"})`.
+    To begin: `RunFolder.create(out, config, {**record(images), "device": "cpu"}, listing=listing_file(images))`.
     To continue: `RunFolder.open(out)`, then `check_same(run.description(), {"config": ...})` and
-    `check_same_data(run.facts, images)`. Before each save: `check_ours()`.
+    `check_same_data(run.facts, images, listing=run.listing())`. Before each save: `check_ours()`.
     """
 
     def __init__(
@@ -70,7 +73,13 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, out: Path, config: Config, facts: dict[str, Any], *, overwrite: bool = False
+        cls,
+        out: Path,
+        config: Config,
+        facts: dict[str, Any],
+        *,
+        listing: bytes | None = None,
+        overwrite: bool = False,
     ) -> RunFolder:
         """Make a new run of an absent or empty folder, or refuse before a byte is written.
 
@@ -78,6 +87,7 @@ class RunFolder:
             out: the folder.
             config: the whole configuration.
             facts: what the configuration does not say: the `record` of the data, the `device`.
+            listing: what `listing_file` gave for the data.
             overwrite: if the folder holds a run that no process uses, and nothing else, delete it first.
         """
         out = Path(out)
@@ -106,6 +116,8 @@ class RunFolder:
                 device = facts.get("device", config.device)
                 identity = {"id": secrets.token_hex(8), "saved": False}
                 _write_json(out / "versions.json", {**versions(device), "started_in": os.getcwd()})
+                if listing is not None:
+                    atomic_write(out / LISTING, listing)
                 _write_json(out / "data.json", {k: v for k, v in facts.items() if k != "device"})
                 _write_json(out / "run.json", identity)
                 _write_json(out / "config.json", config.to_dict())
@@ -224,6 +236,10 @@ class RunFolder:
             f"{self.path} {happened}: this run's folder was deleted or moved while it was training. What was not "
             f"saved is lost. If you moved it, go on with: adasim pretrain --resume NEW-PLACE"
         )
+
+    def listing(self) -> Listing | None:
+        """What was in the folder of images that the run began with; None of other data, and if it is lost."""
+        return read_listing(self.path / LISTING, self.facts)
 
     def description(self) -> dict[str, Any]:
         """What `check_same` compares."""

@@ -18,7 +18,8 @@ from adasim.files import TEMPORARY, remove
 from adasim.runs.lock import LOCK
 
 _PRODUCTS = ("metrics.jsonl", "backbone.safetensors", "results.jsonl", "neighbours.png", "unreadable.csv")
-_DESCRIPTION = ("data.json", "run.json", "config.json", "versions.json")
+LISTING = "listing.npz"
+_DESCRIPTION = (LISTING, "data.json", "run.json", "config.json", "versions.json")
 _FILES = {*_PRODUCTS, *_DESCRIPTION, LOCK}
 _FOLDERS = {
     "checkpoints": r"step-[0-9]{9,}(\.[0-9]+)?(/(manifest\.json|[A-Za-z0-9_-]+\.safetensors))?",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from adasim import terminal
 from adasim.config import Config
-from adasim.data import ImagesLike, PairLoader, as_images, check_same_data, describe, open_images, record
+from adasim.data import ImagesLike, PairLoader, check_same_data, describe, record
 from adasim.data.sources.handed import source_of
+from adasim.data.sources.record import listing_file
 from adasim.errors import UserError
 from adasim.ranks.devices import deterministic
 from adasim.ranks.processes import Distributed
@@ -20,7 +22,7 @@ from adasim.train.loop import Training
 from adasim.train.micro import choose_micro_batches, free_bytes
 from adasim.train.report import KnnDuringTraining
 from adasim.train.signals import forgetting_frames
-from adasim.train.start import remedy, start_from_weights
+from adasim.train.start import known_listing, open_data, remedy, start_from_weights
 from adasim.train.state import build_state
 
 
@@ -60,22 +62,26 @@ def pretrain(
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
             ranks.check_batch(config.batch_size)
-            if data is None:
-                images = open_images(config.data.source, size=config.views.size)
-            else:
-                images = as_images(data, size=config.views.size)
-                config = replace(config, data=replace(config.data, source=source_of(data)))
+        images = open_data(data, config, ranks, partial(known_listing, out) if resume else None)
+        if data is not None:
+            config = replace(config, data=replace(config.data, source=source_of(data)))
+        with ranks.together():
             config.check(len(images), images.labels is not None)
         if ranks.is_main:
             say(describe(images))
-        ranks.require_same(
-            {"number of images": len(images), "fingerprint of the images": images.fingerprint()}
-        )
         with ranks.together():
             if resume and ranks.is_main:
                 run = stack.enter_context(RunFolder.open(out))
                 check_same(run.description(), {"config": config.to_dict()})
-                say(check_same_data(run.facts, images, config.data.verify, remedy(run)))
+        checked = ranks.patiently(
+            lambda: (
+                check_same_data(run.facts, images, config.data.verify, remedy(run), run.listing())
+                if resume and ranks.is_main
+                else ""
+            )
+        )
+        if checked:
+            say(checked)
         free = min(ranks.gather(free_bytes(ranks.device)))
         with ranks.together():
             count, note = choose_micro_batches(config, ranks, free)
@@ -98,10 +104,16 @@ def pretrain(
                 world=ranks.world,
             )
             stack.callback(loader.close)
+        facts = ranks.patiently(
+            lambda: record(images, config.data.verify) if ranks.is_main and not resume else {}
+        )
         with ranks.together():
-            if not resume and ranks.is_main:
-                facts = {**record(images, config.data.verify), "device": str(ranks.device)}
-                run = stack.enter_context(RunFolder.create(out, config, facts, overwrite=overwrite))
+            if facts:
+                facts["device"] = str(ranks.device)
+                listing = listing_file(images)
+                run = stack.enter_context(
+                    RunFolder.create(out, config, facts, listing=listing, overwrite=overwrite)
+                )
         owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
         with ranks.together():
             if not ranks.is_main:

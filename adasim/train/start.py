@@ -1,16 +1,24 @@
-"""What a run says and settles before its first step: how long it is now, and how much disk it will take."""
+"""What a run says and settles before its first step: its images, how long it is now, how much disk it will take."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import secrets
 import shutil
+import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from adasim.config import Config
+from adasim.data import FolderImages, ImageSet, ImagesLike, as_images, open_images
 from adasim.data.sources.handed import AGAIN, was_handed_over
+from adasim.data.sources.listing import Listing
+from adasim.data.sources.opening import is_folder
+from adasim.data.sources.scan import refresh
 from adasim.errors import UserError
 from adasim.models import Backbone, EvalTransform, read_weights, start_from
 from adasim.ranks.processes import Distributed
@@ -20,6 +28,65 @@ from adasim.runs.folder import RunFolder
 from adasim.schedules import learning_rate
 from adasim.train.state import TrainState
 from adasim.units import scaled
+
+
+def open_data(
+    data: ImagesLike | None,
+    config: Config,
+    ranks: Distributed,
+    known: Callable[[str], Listing | None] | None = None,
+) -> ImageSet:
+    """The images of a run, the same on all ranks, or a `UserError` on all. One rank lists a folder for all.
+
+    Args:
+        data: the images, if they are not to be opened by `config.data.source`.
+        config: the configuration.
+        ranks: all of them call this together.
+        known: for the first rank, what is known of a folder from before; see `open_images`.
+    """
+    given = config.data.source if data is None else data
+
+    def opened(known: Callable[[str], Listing | None] | None) -> ImageSet:
+        try:
+            if isinstance(given, str):
+                return open_images(given, size=config.views.size, known=known)
+            return as_images(given)
+        except UserError as error:
+            raise (error if ranks.is_main else _elsewhere(error, ranks)) from None
+
+    waits = not ranks.is_main and isinstance(given, str) and is_folder(given)
+    images = ranks.patiently(None if waits else lambda: opened(known))
+    listing = ranks.share(images.files if isinstance(images, FolderImages) else None)
+    with ranks.together():
+        if images is None:
+            images = opened(None if listing is None else lambda folder: listing)
+            if listing is not None and isinstance(images, FolderImages):
+                try:
+                    images.check_there()
+                except UserError as error:
+                    raise _elsewhere(error, ranks) from None
+    # Names and sizes of who received them are the first rank's own: only what the files hold can differ.
+    mark = images.fingerprint() if listing is None else images.sampled_contents()
+    ranks.require_same(
+        {
+            "number of images": len(images),
+            "fingerprint of the images": hashlib.sha256(mark.encode()).hexdigest(),
+        }
+    )
+    return images
+
+
+def _elsewhere(error: UserError, ranks: Distributed) -> UserError:
+    return UserError(f"On {socket.gethostname()}, for process {ranks.rank} of {ranks.world}: {error}")
+
+
+def known_listing(out: Path, folder: str) -> Listing | None:
+    """What is in a folder, by what the run in `out` has kept of it; None where that cannot be trusted any more."""
+    try:
+        before = RunFolder.open(out, lock=False).listing()
+    except UserError:  # to be said when the run is opened
+        return None
+    return None if before is None else refresh(before, os.fsencode(folder))
 
 
 def follow(run: RunFolder, config: Config, checkpoint: Checkpoint | None, steps_per_epoch: int) -> list[str]:

@@ -37,7 +37,7 @@ def test_images_classes_and_what_was_left_out_are_told(tmp_path: Path) -> None:
 def test_a_divided_folder_tells_what_it_does_not_use_and_how_to_use_it_and_that_way_works(
     tmp_path: Path,
 ) -> None:
-    root = fill(tmp_path / "photos", train__cat=3, train__dog=2, test__cat=14, holiday=20)
+    root = fill(tmp_path / "photos", train__cat=3, train__dog=2, test__cat=14, holiday__train=20)
     fill(root, **{".": 10})
     said = describe(open_images(str(root)))
     assert said.startswith(f"5 images in 2 classes (cat, dog) from {root}/train (its split train; ")

@@ -6,49 +6,19 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from adasim.data import check_same_data, open_images, record
-from adasim.data.sources.record import difference
+from adasim.data.sources.listing import Listing
+from adasim.data.sources.record import listing_file
 from adasim.errors import UserError
 
 from .pictures import save_image, smooth
 
-LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
 YEAR_2020 = 1_577_836_800_000_000_000
-
-
-def rename(lines: list[str]) -> list[str]:
-    return sorted([*lines[1:], "zebra.png 1000"])
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda x: [*x, "dogs/new.png 7"], "1 added (dogs/new.png)"),
-        (lambda x: x[1:], "1 removed (cats/000.png)"),
-        (rename, "1 renamed (cats/000.png -> zebra.png)"),
-        (lambda x: [*x[:-1], "cats/049.png 5"], "1 changed (cats/049.png)"),
-        (lambda x: x[5:], "5 removed (cats/000.png, cats/001.png, cats/002.png and 2 more)"),
-        (lambda x: [*x[2:], "b a 7"], "2 removed (cats/000.png, cats/001.png), 1 added (b a)"),
-        (lambda x: x[::-1], "the order of the images differs"),
-    ],
-)
-def test_the_difference_of_two_listings_in_words(
-    change: Callable[[list[str]], list[str]], words: str
-) -> None:
-    assert words in difference(LISTING, change(LISTING))
-
-
-def test_entirely_other_data_is_compared_in_linear_time() -> None:
-    many = [f"new/{i} {i % 3}" for i in range(200_000)]
-    words = difference([f"old/{i} {i % 5}" for i in range(200_000)], many)
-    assert "renamed" in words
-    assert "80000 removed" in words
-    assert "80000 added" in words
 
 
 def photos(root: Path, count: int = 6) -> Path:
@@ -60,12 +30,38 @@ def photos(root: Path, count: int = 6) -> Path:
     return root
 
 
-def kept(root: Path, complete: bool = False) -> dict[str, Any]:
-    return json.loads(json.dumps(record(open_images(str(root)), complete)))
+@pytest.fixture(autouse=True, params=["now", "0.2"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is kept of a folder: facts and a listing apart, or, as version 0.2 did it, all as facts."""
+    monkeypatch.setattr(sys.modules[__name__], "FORM", request.param)
+    return request.param
 
 
-def check(saved: dict[str, Any], root: Path, complete: bool = False) -> str:
-    return check_same_data(saved, open_images(str(root)), complete)
+FORM = ""
+
+
+class Kept(NamedTuple):
+    facts: dict[str, Any]
+    listing: bytes | None
+
+
+def kept(source: Path, complete: bool = False) -> Kept:
+    images = open_images(str(source))
+    facts, listing = record(images, complete), listing_file(images)
+    if FORM == "0.2" and source.is_dir():
+        files = sorted(source.rglob("*.bmp"))
+        facts["listing"] = [f"{path.relative_to(source)} {path.stat().st_size}" for path in files]
+        facts["times"] = [path.stat().st_mtime_ns for path in files]
+        listing = None
+    return Kept(json.loads(json.dumps(facts)), listing)
+
+
+def check(saved: Kept, source: Path, complete: bool = False) -> str:
+    listing = None
+    if saved.listing is not None:
+        listing = Listing.from_bytes(saved.listing, saved.facts["fingerprint"])
+        assert listing is not None
+    return check_same_data(saved.facts, open_images(str(source)), complete, listing=listing)
 
 
 def overwrite_keeping_the_time(path: Path) -> None:
@@ -191,8 +187,40 @@ def test_other_labels_alone_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [{"sample": None}, {"times": [1]}, {"listing": 3}, {"labels": None}])
 def test_a_damaged_record_is_a_sentence(tmp_path: Path, damage: dict[str, Any]) -> None:
     root = photos(tmp_path / "photos")
+    saved = kept(root)
     with pytest.raises(UserError):
-        check({**kept(root), **damage}, root)
+        check(saved._replace(facts={**saved.facts, **damage}), root)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda root: (root / "class0/000.bmp").unlink(), r"1 removed \(class0/000\.bmp\)"),
+        (lambda root: (root / "class0/000.bmp").rename(root / "class1/9.bmp"), "1 renamed .*class1/9"),
+        (lambda root: (root / "class0/002.bmp").write_bytes(b"?"), r"1 changed \(class0/002\.bmp\)"),
+        (lambda root: save_image(smooth(1, 9, 9)[0], root / "class2/new.bmp"), "1 added .*class2/new"),
+    ],
+)
+def test_what_is_other_in_a_folder_is_said_by_name(
+    tmp_path: Path, change: Callable[[Path], object], words: str
+) -> None:
+    root = photos(tmp_path / "photos")
+    saved = kept(root)
+    change(root)
+    with pytest.raises(UserError, match=f"Cannot resume with other data: of 6 entries, {words}"):
+        check(saved, root)
+
+
+def test_without_its_listing_a_record_still_knows_names_sizes_and_contents(tmp_path: Path) -> None:
+    root = photos(tmp_path / "photos")
+    images = open_images(str(root))
+    facts = record(images)
+    said = check_same_data(facts, images)
+    assert "names and sizes of all 6 files agree" in said
+    assert "Modification times could not be compared: the run's listing.npz is lost" in said
+    (root / "class0/000.bmp").rename(root / "class0/z.bmp")
+    with pytest.raises(UserError, match=r"names, sizes or contents differ \(which ones cannot be said"):
+        check_same_data(facts, open_images(str(root)))
 
 
 def test_a_copy_has_the_fingerprint_but_not_the_cache_key(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import torch
 import torch.distributed as dist
 from helpers import free_port
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _set_pg_timeout as set_pg_timeout
 from torch.nn.functional import relu
 
 from adasim.config import Config, ModelConfig
 from adasim.errors import UserError
 from adasim.methods import DinoSettings, Method, SimSiamSettings, build_method
+from adasim.ranks import processes
 from adasim.ranks.processes import ALONE, Distributed, Place, Runner, first_host
 from adasim.ranks.sync_layers import SyncedBatchNorm
 
@@ -110,6 +114,8 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
     found["any"] = [ranks.all_any(False), ranks.all_any(last), ranks.all_any(True)]
     found["mean"] = ranks.all_mean(ranks.rank, math.inf if last else 1.0, 3.0)
     found["gather"] = ranks.gather(f"rank {ranks.rank}")
+    found["share"] = ranks.share(f"rank {ranks.rank}")
+    found["patience"] = patience(ranks) if ranks.world == 2 else None
     try:
         with ranks.together():
             if last:
@@ -126,6 +132,28 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
     found["torchrun"] = launched({"RANK": ranks.rank, "WORLD_SIZE": ranks.world, "LOCAL_RANK": 0}, port)
     slurm = {"SLURM_STEP_ID": 0, "SLURM_PROCID": ranks.rank, "SLURM_NTASKS": ranks.world}
     found["slurm"] = launched(slurm, port + 1)
+    return found
+
+
+def patience(ranks: Distributed) -> list[Any]:
+    """The last rank's work takes longer than any collective waits; then it fails."""
+    set_pg_timeout(timedelta(seconds=4))
+    processes._ASK_SECONDS = 0.5
+    last = ranks.rank == ranks.world - 1
+
+    def works() -> str:
+        time.sleep(5)
+        return "done"
+
+    def fails() -> str:
+        raise UserError("no such folder.")
+
+    found: list[Any] = [ranks.patiently(works if last else None)]
+    try:
+        ranks.patiently(fails if last else lambda: "fine")
+    except UserError as error:
+        found.append(str(error))
+    set_pg_timeout(timedelta(minutes=1))
     return found
 
 
@@ -178,9 +206,16 @@ def test_ranks_agree(stages: list[list[Any]]) -> None:
             assert not math.isfinite(found["mean"][1])
             assert found["mean"][2] == 3.0
             assert found["gather"] == [f"rank {r}" for r in range(world)]
+            assert found["share"] == "rank 0"
             assert found["error"] == "the last rank's disk is full."
             assert found["after"]
             assert found["still up"]
+
+
+def test_long_work_of_one_rank_is_waited_for_and_its_error_is_everybodys(stages: list[list[Any]]) -> None:
+    _, (first, last), _ = stages
+    assert first["patience"] == [None, "no such folder."]
+    assert last["patience"] == ["done", "no such folder."]
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
@@ -196,6 +231,9 @@ def test_alone_nothing_is_needed() -> None:
         assert ranks.all_any(True)
         assert ranks.all_mean(2.0) == [2.0]
         assert ranks.gather("x") == ["x"]
+        assert ranks.share("x") == "x"
+        assert ranks.patiently(lambda: "x") == "x"
+        assert ranks.patiently(None) is None
         with pytest.raises(UserError, match="full"), ranks.together():
             raise UserError("full")
     assert not dist.is_initialized()

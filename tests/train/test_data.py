@@ -1,8 +1,10 @@
 """What a run says about its data, what it keeps of them, and which data it goes on with."""
 
 import csv
+import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,72 @@ def test_a_copy_of_the_data_is_resumed_with(
     said = capsys.readouterr().out
     assert "Modification times differ for 48, as after a copy" in said
     assert "contents of 48 of them (up to 64 KB of each)" in said
+
+
+def never(*_: object) -> None:
+    pytest.fail("the folder was read")
+
+
+def test_a_resume_starts_from_the_listing_of_the_run_where_folders_have_not_changed(
+    small: Small,
+    tmp_path: Path,
+    photos: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("adasim.data.sources.scan._SETTLED_NS", -(10**18))  # as if folders were old
+    config, run = small(epochs=2, data__source=str(photos)), tmp_path / "run"
+    pretrain(config, run)
+    with monkeypatch.context() as patch:
+        patch.setattr("adasim.data.sources.folder.scan", never)
+        pretrain(config, run, resume=True)
+        assert "names, sizes and modification times of all 48 files agree" in capsys.readouterr().out
+        content, time = (photos / "class0/04.bmp").read_bytes(), (photos / "class0/04.bmp").stat().st_mtime_ns
+        (photos / "class0/04.bmp").write_bytes(b"?")  # in place: its folder does not show it
+        with pytest.raises(UserError, match=r"of 48 entries, 1 changed \(class0/04\.bmp\)"):
+            pretrain(config, run, resume=True)
+        (photos / "class0/04.bmp").write_bytes(content)
+        os.utime(photos / "class0/04.bmp", ns=(time, time))
+        pretrain(config, run, resume=True)
+    (photos / "class0/04.bmp").rename(photos / "class1/04.bmp")
+    with pytest.raises(UserError, match=r"of 48 entries, 1 renamed \(class0/04\.bmp -> class1/04\.bmp\)"):
+        pretrain(config, run, resume=True)
+
+
+@pytest.mark.parametrize("loss", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-99])])
+def test_a_run_that_lost_its_listing_goes_on_with_what_data_json_has(
+    small: Small,
+    tmp_path: Path,
+    photos: Path,
+    capsys: pytest.CaptureFixture[str],
+    loss: Callable[[Path], object],
+) -> None:
+    config, run = small(epochs=2, data__source=str(photos)), tmp_path / "run"
+    pretrain(config, run)
+    loss(run / "listing.npz")
+    pretrain(config, run, resume=True)
+    assert "Modification times could not be compared" in capsys.readouterr().out
+    (photos / "class0/04.bmp").rename(photos / "class1/04.bmp")
+    with pytest.raises(UserError, match="names, sizes or contents differ"):
+        pretrain(config, run, resume=True)
+
+
+def test_a_run_of_version_0_2_goes_on_or_says_what_is_other(
+    small: Small, tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = small(epochs=2, data__source=str(photos)), tmp_path / "run"
+    pretrain(config, run)
+    files = sorted(photos.rglob("*.bmp"))
+    facts = json.loads((run / "data.json").read_text())
+    facts["listing"] = [f"{path.relative_to(photos)} {path.stat().st_size}" for path in files]
+    facts["times"] = [path.stat().st_mtime_ns for path in files]
+    (run / "data.json").write_text(json.dumps(facts))
+    (run / "listing.npz").unlink()
+    pretrain(config, run, resume=True)
+    assert "names, sizes and modification times of all 48 files agree" in capsys.readouterr().out
+    files[3].unlink()
+    with pytest.raises(UserError, match=f"of 48 entries, 1 removed .class0/{files[3].name}"):
+        pretrain(config, run, resume=True)
 
 
 def test_verify_data_reads_every_byte_at_the_start_and_on_a_resume(

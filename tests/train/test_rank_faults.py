@@ -229,6 +229,30 @@ def test_ranks_with_other_data_or_other_settings_are_refused(
     assert not out.exists()
 
 
+def test_one_rank_lists_the_folder_and_the_others_look_for_some_of_it(
+    runs: Runs, small: Small, photos: list[Path], tmp_path: Path
+) -> None:
+    """Each machine may have the images at a place of its own."""
+    root, out = photos[0].parent, tmp_path / "run"
+    shutil.copytree(root, tmp_path / "copy")
+    configs = [small(data__source=str(place), epochs=2) for place in (root, tmp_path / "copy")]
+    only_the_first = [at("adasim.data.sources.folder:scan", 1, "kill", rank=1)]
+    ranks = runs.start_ranks(configs, out, 2, hooks=only_the_first)
+    assert ranks.wait() == [0, 0], ranks.said
+    copies = sorted((tmp_path / "copy").iterdir())
+    copies[7].write_bytes(copies[8].read_bytes())
+    ranks = runs.start_ranks(configs, tmp_path / "other", 2)
+    refused(ranks, "fingerprint of the images is .* in process 0 and .* in process 1")
+    for path in copies[40:]:
+        path.unlink()
+    missing = rf"On \S+, for process 1 of 2: 8 of 48 images .* missing \({re.escape(str(copies[40]))}\)"
+    refused(runs.start_ranks(configs, tmp_path / "other", 2), missing)
+    shutil.rmtree(tmp_path / "copy")
+    ranks = runs.start_ranks(configs, tmp_path / "other", 2)
+    refused(ranks, r"On \S+, for process 1 of 2: No such folder: .*copy")
+    assert not (tmp_path / "other").exists()
+
+
 # Files
 
 

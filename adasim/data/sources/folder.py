@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data.contents import hash_file
+from adasim.data.contents import hash_file, sample_ids
 from adasim.data.images import ImageSet
 from adasim.data.sources.decode import EXTENSIONS, decode
 from adasim.data.sources.found import few, left_out_words, printable
+from adasim.data.sources.listing import GONE, Listing
+from adasim.data.sources.scan import scan
 from adasim.errors import UserError
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
-_GONE = (-1, -1, -1)
+_LOOKED_FOR = 256
 
 
 class FolderImages(ImageSet):
@@ -28,71 +29,88 @@ class FolderImages(ImageSet):
 
     The class of an image is the first-level folder it lies in, however deep. When any image lies directly in
     the folder, there are no classes. Links are followed, but not back to a folder above them.
+
+    Args:
+        root: the folder.
+        name: for people; else the folder's own.
+        listing: what is in the folder, where that is known already; else it is looked for.
     """
 
-    def __init__(self, root: str | Path, name: str | None = None) -> None:
+    def __init__(self, root: str | Path, name: str | None = None, listing: Listing | None = None) -> None:
         self.root = str(root)
         self.name = name or Path(root).name
         self.place = self.root
-        paths: list[bytes] = []
-        states: list[tuple[int, int, int]] = []
-        left_out: Counter[str] = Counter()
-        for path, state in _walk(os.fsencode(self.root), left_out):
-            paths.append(path)
-            states.append(state)
-        self.left_out = left_out_words(left_out)
-        if not paths:
+        self.files = scan(os.fsencode(self.root)) if listing is None else listing
+        self.left_out = left_out_words(Counter(self.files.left_out))
+        if not len(self.files):
             raise UserError(
                 f"No images in {self.root}: looked for files ending in {', '.join(sorted(EXTENSIONS))}"
                 f"{' and found ' + self.left_out if self.left_out else ''}. "
                 f"Name the folder that holds them."
             )
-        # One buffer instead of a million strings: small, and forked loader processes never touch (copy) it.
-        self._paths = b"".join(paths)
-        self._ends = np.cumsum([len(p) for p in paths], dtype=np.int64)
-        self._states = np.asarray(states, dtype=np.int64)  # (N, 3): size, modification and change time
-        self.labels, self.classes = _classes(paths)
+        self.labels, self.classes = _classes(self.files)
+        self._fingerprint = ""
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.files)
 
     def load(self, i: int) -> Tensor:
         return decode(self.where(i))
 
     def where(self, i: int) -> str:
-        return os.path.join(self.root, self._path(i))
+        return os.path.join(self.root, os.fsdecode(self.files.path(i)))
 
     def listing(self) -> list[str]:
-        return [f"{self._path(i)} {size}" for i, size in enumerate(self._states[:, 0].tolist())]
+        return [line for lines in self.files.lines() for line in lines]
+
+    def listing_bytes(self) -> Iterator[bytes]:
+        for lines in self.files.lines():
+            lines.append("")
+            yield "\n".join(lines).encode("utf-8", "surrogateescape")
 
     def times(self) -> list[int]:
-        return self._states[:, 1].tolist()
+        return self.files.states[:, 1].tolist()
 
     def content(self, i: int, whole: bool = False) -> str:
         return hash_file(self.where(i), whole)
 
+    def fingerprint(self) -> str:
+        # Once: a million lines are to be hashed.
+        self._fingerprint = self._fingerprint or super().fingerprint()
+        return self._fingerprint
+
     def cache_key(self) -> str:
         # The change time is the file system's own: a renaming sets it, and no program can set it back.
-        return hashlib.sha256(self.fingerprint().encode() + self._states.tobytes()).hexdigest()
+        states = self.files.states.numpy().tobytes()
+        return hashlib.sha256(self.fingerprint().encode() + states).hexdigest()
 
-    def _path(self, i: int) -> str:
-        start = self._ends[i - 1] if i else 0
-        return os.fsdecode(self._paths[start : self._ends[i]])
+    def check_there(self) -> None:
+        """Look for some of the files where another process has listed them; a `UserError` if any is missing."""
+        ids = sample_ids(len(self), _LOOKED_FOR)
+        known = (i for i in ids if tuple(self.files.states[i].tolist()) != GONE)
+        missing = [self.where(i) for i in known if not os.path.exists(self.where(i))]
+        if missing:
+            raise UserError(
+                f"{len(missing):,} of {len(ids):,} images that were looked for are missing "
+                f"({printable(missing[0])}), though the first process of the run has found them. Mount the data "
+                f"there, or copy all of them."
+            )
 
 
 class _Divided(FolderImages):
     """The part of a folder that is one split of it."""
 
-    def __init__(self, root: str, part: str) -> None:
-        super().__init__(os.path.join(root, part), Path(root).name)
+    def __init__(self, root: str, part: str, listing: Listing | None) -> None:
+        super().__init__(os.path.join(root, part), Path(root).name, listing)
         self.split = part
         self._whole = root
 
     def unused(self) -> str:
         places: Counter[str] = Counter()
-        for path, _ in _walk(os.fsencode(self._whole), Counter(), without=os.fsencode(self.split)):
-            top, below, _ = os.fsdecode(path).partition("/")
-            places[f"in {printable(top)}/" if below else "directly in it"] += 1
+        for folder, start, stop in scan(os.fsencode(self._whole), without=self.split).by_folder():
+            if start < stop:
+                top = os.fsdecode(folder.partition(b"/")[0])
+                places[f"in {printable(top)}/" if top else "directly in it"] += stop - start
         if not places:
             return ""
         counts = [f"{count:,} {place}" for place, count in places.most_common()]
@@ -102,87 +120,38 @@ class _Divided(FolderImages):
         )
 
 
-def open_folder(root: str, split: str) -> FolderImages:
-    """The images of this split where the folder is divided into train/ and test/ (or val/), else all of them."""
+def open_folder(root: str, split: str, known: Callable[[str], Listing | None] | None = None) -> FolderImages:
+    """The images of this split where the folder is divided into train/ and test/ (or val/), else all of them.
+
+    Args:
+        root: the folder.
+        split: "train" or "test".
+        known: gives what is in a folder if that is known, or None; it is then looked for.
+    """
     if not os.path.isdir(root):
         raise UserError(f"No such folder: {root}. Check --data.source.")
     found = {
         key: next((n for n in names if os.path.isdir(os.path.join(root, n))), None)
         for key, names in SPLIT_FOLDERS.items()
     }
+    known = known or (lambda folder: None)
     if found["train"] and found["test"]:
-        return _Divided(root, found[split] or "")
+        part = found[split] or ""
+        return _Divided(root, part, known(os.path.join(root, part)))
     if split == "test":
         raise UserError(
             f"{root} has no test images: it is not divided into train/ and test/ (or val/). "
             f"Divide it, or name a folder of test images."
         )
-    return FolderImages(root)
+    return FolderImages(root, listing=known(root))
 
 
-def _walk(
-    root: bytes, left_out: Counter[str], without: bytes = b""
-) -> Iterator[tuple[bytes, tuple[int, int, int]]]:
-    """(relative path, (size, modification and change time)) of every image file: a folder's own first, then
-    each subfolder's. What is not taken is counted in `left_out`, by its ending or by a word of
-    `found.left_out_words`.
-    """
-    pending: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
-    while pending:
-        prefix, above = pending.pop()
-        folder = os.path.join(root, prefix)
-        try:
-            status = os.stat(folder)
-            here = (status.st_dev, status.st_ino)
-            if here in above:
-                left_out["loop"] += 1
-                continue
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
-        except OSError as error:
-            if not prefix:
-                raise UserError(f"{os.fsdecode(root)} cannot be opened: {error.strerror}.") from None
-            left_out["closed"] += 1
-            continue
-        folders = []
-        for entry in entries:
-            if entry.name.startswith(b".") or prefix + entry.name == without:
-                continue
-            if _is_folder(entry):
-                folders.append((prefix + entry.name + b"/", above | {here}))
-            elif (ending := _ending(entry.name)) not in EXTENSIONS:
-                left_out[f".{ending}"] += 1
-            elif (state := _state(entry)) is None:
-                left_out["special"] += 1
-            else:
-                yield prefix + entry.name, state
-        pending += reversed(folders)
-
-
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _ending(name: bytes) -> str:
-    return name.rpartition(b".")[2].lower().decode("latin-1") if b"." in name else ""
-
-
-def _state(entry: os.DirEntry[bytes]) -> tuple[int, int, int] | None:
-    """Size, modification and change time; None of what is no regular file, nor a link to one."""
-    try:
-        status = entry.stat()
-    except OSError:  # a dangling link: it stays in the list, and reading it will say why
-        return _GONE
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if stat.S_ISREG(status.st_mode) else None
-
-
-def _classes(paths: list[bytes]) -> tuple[Tensor | None, list[str]]:
-    if any(b"/" not in p for p in paths):
+def _classes(files: Listing) -> tuple[Tensor | None, list[str]]:
+    """Labels (N,) and the names of the classes; none where an image lies outside of all folders."""
+    if files.counts[0]:
         return None, []
-    names = sorted({p.partition(b"/")[0] for p in paths})
+    tops = [(folder.partition(b"/")[0], stop - start) for folder, start, stop in files.by_folder()]
+    names = sorted({top for top, count in tops if count})
     number = {name: c for c, name in enumerate(names)}
-    labels = torch.tensor([number[p.partition(b"/")[0]] for p in paths])
-    return labels, [os.fsdecode(name) for name in names]
+    labels = np.repeat([number.get(top, 0) for top, _ in tops], files.counts)
+    return torch.from_numpy(labels), [os.fsdecode(name) for name in names]

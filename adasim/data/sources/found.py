@@ -16,6 +16,7 @@ _WORDS = {  # of what is left out for another reason than its ending
     ".": ("file without an ending", "files without an ending"),
     "special": ("pipe, socket or device", "pipes, sockets or devices"),
     "loop": ("link that leads back to a folder above it", "links that lead back to a folder above them"),
+    "folder": ("folder named like an image", "folders named like images"),
     "closed": ("folder that cannot be opened", "folders that cannot be opened"),
 }
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
 from adasim.data.images import ImageSet
 from adasim.data.sources.folder import open_folder
+from adasim.data.sources.listing import Listing
 from adasim.data.sources.npz import open_npz
 from adasim.errors import UserError
 from adasim.registry import SOURCES
@@ -15,7 +17,14 @@ _BUILT_IN = "a folder of images, an .npz file, hf:NAME or hf:FOLDER, and synthet
 _TOLD = ("hf", "synthetic", "embedded", "python")  # kinds that `_BUILT_IN` names, or that nobody types
 
 
-def open_images(source: str, *, size: int = 32, split: str = "train", seed: int = 0) -> ImageSet:
+def open_images(
+    source: str,
+    *,
+    size: int = 32,
+    split: str = "train",
+    seed: int = 0,
+    known: Callable[[str], Listing | None] | None = None,
+) -> ImageSet:
     """Open a data set by name.
 
     Args:
@@ -25,6 +34,7 @@ def open_images(source: str, *, size: int = 32, split: str = "train", seed: int 
         size: side in pixels of the images that `synthetic` draws; files keep theirs.
         split: "train" or "test".
         seed: random seed of `synthetic`.
+        known: of a folder of images, gives what is in it if that is known, so that it need not be looked for.
     """
     if split not in ("train", "test"):
         raise UserError(f"split={split} must be train or test.")
@@ -45,7 +55,7 @@ def open_images(source: str, *, size: int = 32, split: str = "train", seed: int 
             f"{source} is no folder, and data of the kind {kind!r} are not known. Known are {_known()}. A kind "
             f"from a file of your own needs --plugin FILE."
         )
-    return open_folder(source, split)
+    return open_folder(source, split, known)
 
 
 def is_path(source: str) -> bool:
@@ -54,6 +64,11 @@ def is_path(source: str) -> bool:
     if kind in SOURCES:
         return False
     return not colon or os.path.exists(source) or re.fullmatch(r"[A-Za-z][\w-]+", kind) is None
+
+
+def is_folder(source: str) -> bool:
+    """Whether a source is a folder of image files."""
+    return is_path(source) and not source.endswith(".npz") and os.path.isdir(source)
 
 
 def _known() -> str:

@@ -4,19 +4,27 @@ Names, sizes, labels and modification times of all files are kept, and what some
 files (all, in a smaller data set) a hash of at most 64 KB each, so that the cost is bounded; or, where a complete
 check was asked for, a hash of every byte of every file. Times alone decide nothing: a copy on another disk may
 have other ones. Where they differ, the contents must agree.
+
+What is in a folder may be a million lines. It is kept apart, in a file of its own (`listing_file`), which a resume
+also starts from (`adasim.data.sources.scan.refresh`). Records of versions before 0.3 have it among their facts.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from adasim.data.contents import sample_ids
 from adasim.data.images import ImageSet
+from adasim.data.sources.folder import FolderImages
 from adasim.data.sources.found import few
+from adasim.data.sources.listing import Listing
 from adasim.errors import UserError
 from adasim.terminal import printable
 
@@ -35,14 +43,28 @@ def record(images: ImageSet, complete: bool = False) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {
         "fingerprint": images.fingerprint(),
-        "listing": images.listing(),
         "labels": images.labels_hash(),
-        "times": images.times(),
         "sample": _hashes(images, _sampled(images)),
     }
+    if not isinstance(images, FolderImages):
+        facts |= {"listing": images.listing(), "times": images.times()}
     if complete and facts["sample"]:
         facts["contents"] = _hashes(images, range(len(images)), whole=True)
     return facts
+
+
+def listing_file(images: ImageSet) -> bytes | None:
+    """The names, sizes and times of a folder's files, to keep beside its `record`; None where that has all."""
+    return images.files.to_bytes(images.fingerprint()) if isinstance(images, FolderImages) else None
+
+
+def read_listing(file: str | os.PathLike[str], saved: dict[str, Any]) -> Listing | None:
+    """What `listing_file` gave for this record; None if it is lost, damaged or of other data."""
+    try:
+        with open(file, "rb") as opened:
+            return Listing.from_bytes(opened.read(), str(saved.get("fingerprint")))
+    except OSError:
+        return None
 
 
 def check_same_data(
@@ -50,6 +72,7 @@ def check_same_data(
     images: ImageSet,
     complete: bool = False,
     remedy: str = "Restore the data set as it was",
+    listing: Listing | None = None,
 ) -> str:
     """Refuse to go on with other data, naming the first differences; returns a sentence on what was checked.
 
@@ -58,24 +81,26 @@ def check_same_data(
         images: the data set as it is now.
         complete: read every file again, if every file was read when the record was made.
         remedy: what to do about other data.
+        listing: of a folder, the files that were in it, by `read_listing`.
     """
     try:
-        return _check(saved, images, complete, remedy)
+        return _check(saved, images, complete, remedy, listing)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise UserError(
             "The run's data.json is damaged: restore it from a copy, or start a new run."
         ) from None
 
 
-def _check(saved: dict[str, Any], images: ImageSet, complete: bool, remedy: str) -> str:
-    listing, count = images.listing(), len(images)
-    if saved["listing"] != listing:
-        raise _other_data(difference(saved["listing"], listing), remedy)
+def _check(
+    saved: dict[str, Any], images: ImageSet, complete: bool, remedy: str, listing: Listing | None
+) -> str:
+    count = len(images)
+    _require_same_listing(saved, images, remedy, listing)
     if saved["labels"] != images.labels_hash():
         raise _other_data("the labels differ", remedy)
     known = dict(zip(_sampled(images), saved["sample"], strict=True))
     _require_same_contents(images, known, remedy)
-    late = [i for i, (a, b) in enumerate(zip(saved["times"], images.times(), strict=True)) if a != b]
+    late = _written_since(saved, images, listing)
     whole = saved.get("contents")
     read = 0
     if whole:
@@ -84,22 +109,60 @@ def _check(saved: dict[str, Any], images: ImageSet, complete: bool, remedy: str)
         read = len(again)
     vouching = sum(i in known for i in late)
     if vouching < min(len(late), _ENOUGH) and not whole:
-        unknown = [printable(listing[i].rpartition(" ")[0]) for i in late if i not in known]
+        lines = images.listing()
+        unknown = [printable(lines[i].rpartition(" ")[0]) for i in late if i not in known]
         raise _other_data(
             f"{len(late):,} of {count:,} files were written after the run began ({few(unknown)}), and what they "
             f"held is not on record: it is for {len(known):,} files, or for all in a run begun with --verify-data",
             "Restore these files with their modification times",
         )
-    return _words(saved, count, len(known), late, read, complete)
+    return _words(saved, count, len(known), late, read, complete, listing)
+
+
+def _require_same_listing(
+    saved: dict[str, Any], images: ImageSet, remedy: str, listing: Listing | None
+) -> None:
+    if "listing" in saved:
+        if saved["listing"] != (lines := images.listing()):
+            raise _other_data(difference(saved["listing"], lines), remedy)
+    elif listing is not None:
+        if not (isinstance(images, FolderImages) and listing.same_files(images.files)):
+            before = [line for lines in listing.lines() for line in lines]
+            raise _other_data(difference(before, images.listing()), remedy)
+    elif saved["fingerprint"] != images.fingerprint():
+        raise _other_data(
+            "names, sizes or contents differ (which ones cannot be said: the run's listing.npz is lost or damaged)",
+            remedy,
+        )
+
+
+def _written_since(saved: dict[str, Any], images: ImageSet, listing: Listing | None) -> list[int]:
+    """The images whose files have another modification time than when the record was made."""
+    if "times" in saved:
+        before, now = np.array(saved["times"], dtype=np.int64), np.array(images.times(), dtype=np.int64)
+    elif listing is not None and isinstance(images, FolderImages):
+        before, now = listing.states[:, 1].numpy(), images.files.states[:, 1].numpy()
+    else:
+        return []
+    if before.shape != now.shape:
+        raise ValueError("as many times as files")
+    return np.flatnonzero(before != now).tolist()
 
 
 def _words(
-    saved: dict[str, Any], count: int, sampled: int, late: list[int], read: int, complete: bool
+    saved: dict[str, Any],
+    count: int,
+    sampled: int,
+    late: list[int],
+    read: int,
+    complete: bool,
+    listing: Listing | None,
 ) -> str:
     text = "The data are those that the run began with: "
-    if not saved["times"]:
+    if not saved.get("times", True):
         return text + f"the contents of {sampled or count:,} of {count:,} images agree."
-    same = "names and sizes" if late else "names, sizes and modification times"
+    timed = "times" in saved or listing is not None
+    same = "names, sizes and modification times" if timed and not late else "names and sizes"
     text += f"{same} of all {count:,} files agree"
     if read == count:
         text += ", and so does every byte of them."
@@ -109,6 +172,8 @@ def _words(
         text += f" Modification times differ for {len(late):,}, as after a copy."
         if 0 < read < count:
             text += f" Every byte of {read:,} of these was read, and is as before."
+    if not timed:
+        text += " Modification times could not be compared: the run's listing.npz is lost or damaged."
     if complete and not saved.get("contents"):
         text += " Not all could be read again and compared: the run began without --verify-data."
     return text
@@ -132,7 +197,7 @@ def _require_same_contents(images: ImageSet, known: dict[int, str], remedy: str,
         names = few(printable(images.where(i)) for i in changed)
         raise _other_data(
             f"{len(changed):,} of {len(known):,} images that were looked into hold something else than before"
-            f"{', in as many bytes' if images.times() else ''} ({names})",
+            f"{', in as many bytes' if isinstance(images, FolderImages) or images.times() else ''} ({names})",
             remedy,
         )
 
