@@ -126,11 +126,20 @@ class DeviceTensor(torch.Tensor):
 class Accelerator:
     """The device, and the counters of what was done with it. Use it as a context."""
 
-    def __init__(self, kind: str = "cuda", *, devices: int = 1, fp64: bool = True) -> None:
+    def __init__(
+        self,
+        kind: str = "cuda",
+        *,
+        devices: int = 1,
+        fp64: bool = True,
+        mixed_product: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
         if kind != "cuda":
             _register(kind)
         self.device = torch.device(kind, 0)
         self.devices, self.fp64 = devices, fp64
+        self.mixed_product = mixed_product or (lambda a, b: a.float() @ b.float())
+        """What `torch.mm(a, b, out_dtype=torch.float32)` of fp16 factors gives."""
         self.serial: str | None = None
         """Of the device, where processes that see one each are to tell theirs apart."""
         self.touched: set[int] = set()
@@ -228,7 +237,7 @@ class Accelerator:
         inputs = _real(args)
         if name in _PRODUCTS and mine and self._tf32():
             inputs = tree_map(_to_tf32, inputs)
-        result = call(*inputs, **plain)
+        result = self.mixed_product(*inputs[:2]) if _is_mixed(call) else call(*inputs, **plain)
         return self._wrap(call, args, kwargs, result) if there else result
 
     def _copy(self, call: Any, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
@@ -366,6 +375,10 @@ def _real(tree: Any) -> Any:
 
 def _is_index(tensor: Tensor, args: tuple[Any, ...]) -> bool:
     return any(tensor is index for index in tree_leaves(args[1]))
+
+
+def _is_mixed(call: Any) -> bool:
+    return call._schema.name == "aten::mm" and call._schema.overload_name == "dtype"
 
 
 def _check_int8(a: Tensor, b: Tensor) -> None:
