@@ -65,6 +65,7 @@ class Found(NamedTuple):
     proven: Tensor  # (B,) bool
 
 
+@torch.no_grad()
 def grouped_search(queries: Tensor, rows: Tensor, k: int, row_norm: float | None) -> tuple[Tensor, Tensor]:
     """`search` on a device that is not a CPU; arguments and answers are its own. There is at least one row."""
     queries = queries.float()
