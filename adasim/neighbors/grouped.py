@@ -15,9 +15,9 @@ score, the list is right, ties and all: a row left out cannot even tie. A query 
 with fp32 products and many more candidates, and if that fails as well (rows that are all alike, an empty cache), in
 fp64 throughout.
 
-**How inexact.** A query is scaled to s, its largest entry to 1, and rounded to f, the type of the product; R bounds the
-norms of the rows. By Cauchy-Schwarz the rounding moves a score by at most |s - f| R, which is measured. The sum of
-D products then loses at most
+**How inexact.** A query is scaled to s, whose largest entry is 1, and rounded to f, in the type of the product; R
+bounds the norms of the rows. By Cauchy-Schwarz the rounding moves a score by at most |s - f| R, which is measured.
+The sum of D products then loses at most
 
     fp32, any order           D u |f| R             u = 2^-24 (Higham, 2002)
     fp16 on tensor cores      (2 D + 16) 2u |f| R
@@ -25,9 +25,10 @@ D products then loses at most
 Products of fp16 numbers are exact in fp32. A tensor core adds b of them (4 on V100, 8 on A100, 16 on H100) and the
 running sum in one go: it aligns all to the largest, cuts each off below 2^-23 of that one or finer, adds, and cuts
 the sum to 24 bits (Fasi, Higham, Mikaitis and Pranesh, 2021, doi 10.7717/peerj-cs.330; for later generations
-arXiv 2512.07004; subnormal fp16 numbers are kept). That is b + 2 cuts for b products, each below 2^-23 of a number that
-is at most the sum of all |products| <= |f| R: at most 1.5 D such cuts from b = 4 on, 6 more for an incomplete block. The
-rest of (2 D + 16) is for kernels that split the sum and add the parts in fp32.
+arXiv 2512.07004; subnormal fp16 numbers are kept). So every product is cut once and the running sum twice in each
+block: D + 2 ceil(D / b) cuts, at most 1.5 D + 2 from b = 4 on. Each is below 2^-23 of a number that is itself at
+most the sum of all |products| <= |f| R. The rest of (2 D + 16) is for kernels that split the sum and add the parts
+in fp32.
 
 Nothing of size B x N is held: the maxima are B N / 64 numbers (1,024 queries, 1.28 million rows: 82 MB), a tile of
 scores 134 MB.
@@ -51,9 +52,11 @@ _DENSE_SCORES = 1 << 23  # fp64 scores made at once
 _MEMBERS = 1 << 24  # scores kept of the chosen groups
 _QUERIES = 1024  # searched at once
 # Candidates beyond K, groups as well as rows. The second number is for what a first attempt could not prove.
-_SPARE = (64, 1024)
+_SPARE = (64, 256)
 _CUT = 2.0**-23  # what a tensor core may cut off, relative to the largest number of a sum
-_TOO_LONG = 1e30  # rows whose products might overflow in fp32: an infinite bound, so that nothing inexact is believed
+_TOO_LONG = (
+    1e30  # rows whose products might overflow in fp32: an infinite bound, so that nothing inexact is believed
+)
 _U = 2.0**-24  # unit roundoff of fp32
 
 
@@ -72,7 +75,9 @@ def grouped_search(queries: Tensor, rows: Tensor, k: int, row_norm: float | None
     bad = ~(queries.abs().amax(1) < torch.inf)  # of a NaN nothing is true
     queries = queries.masked_fill(bad[:, None], 0.0)
     bound = _largest_norm(rows) if row_norm is None else row_norm if row_norm < _TOO_LONG else torch.inf
-    first = torch.float16 if rows.dtype == torch.float16 and _has_mixed_product(rows.device) else torch.float32
+    first = (
+        torch.float16 if rows.dtype == torch.float16 and _has_mixed_product(rows.device) else torch.float32
+    )
     similarities, ids, proven = _attempt(queries, rows, k, bound, first, _SPARE[0])
     left = (~(proven | bad)).nonzero()[:, 0]
     if len(left):
@@ -82,6 +87,15 @@ def grouped_search(queries: Tensor, rows: Tensor, k: int, row_norm: float | None
     if len(left):
         similarities[left], ids[left] = _in_fp64(queries[left], rows, k)
     return similarities.masked_fill(bad[:, None], -torch.inf), ids.masked_fill(bad[:, None], -1)
+
+
+def buffer_bytes(rows: int, dim: int, queries: int, k: int) -> int:
+    """About how much memory a search takes beside its rows of fp16, if its proofs succeed."""
+    queries, groups = min(queries, _QUERIES), -(-rows // GROUP)
+    chosen = queries * min(k + _SPARE[0], groups)
+    maxima, tile = 4 * queries * groups, 4 * min(_TILE_SCORES, queries * groups * GROUP)
+    again = (2 + 8) * min(_EXACT_NUMBERS, chosen * dim)  # as they are, and in fp64
+    return maxima + max(tile + 2 * 4 * chosen * GROUP, again)
 
 
 def margin_of_sums(dim: int, dtype: torch.dtype) -> float:
@@ -121,8 +135,11 @@ def _attempt_block(
     at, next_row = _best(scores.flatten(1), min(k + spare, members * GROUP))  # (B, M), (B,)
     ids = torch.add(at % GROUP, chosen.gather(1, at // GROUP), alpha=GROUP).sort(dim=1).values
 
+    tiles.latest = None  # make room
     exact = _exact_scores(tiles.q, rows, ids)
-    similarities, order = exact.sort(dim=1, descending=True, stable=True)  # among equals the smaller id comes first
+    similarities, order = exact.sort(
+        dim=1, descending=True, stable=True
+    )  # among equals the smaller id comes first
     similarities, ids = _padded(similarities, ids.gather(1, order), k)
     reached = torch.maximum(next_group, next_row) + tiles.margin  # no row that was left out scores more
     # -inf: nothing was left out but rows that are not finite.
@@ -238,7 +255,9 @@ def _has_mixed_product(device: torch.device) -> bool:
     NVIDIA's do, from torch 2.8 on, unless the program has allowed sums in fp16. AMD's may flush subnormal numbers.
     """
     short_sums = getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
-    return device.type == "cuda" and torch.version.hip is None and not short_sums and _mixed_product_runs(device)
+    return (
+        device.type == "cuda" and torch.version.hip is None and not short_sums and _mixed_product_runs(device)
+    )
 
 
 @lru_cache
@@ -246,5 +265,8 @@ def _mixed_product_runs(device: torch.device) -> bool:
     try:
         ones = torch.ones(16, 16, dtype=torch.float16, device=device)
         return torch.mm(ones, ones, out_dtype=torch.float32).dtype == torch.float32
-    except (TypeError, RuntimeError):  # torch before 2.8; a backend without it (NotImplementedError is a RuntimeError)
+    except (
+        TypeError,
+        RuntimeError,
+    ):  # torch before 2.8; a backend without it (NotImplementedError is a RuntimeError)
         return False

@@ -1,8 +1,9 @@
 """Exact top-K inner product of B queries against N rows, in tiles, on any device.
 
 A fast, inexact product (an fp32 GEMM, or an int8 one that is several times as fast) with a proven error bound
-leaves a few candidates per query (`scan`); these are scored again in fp64 and ranked. So the answer does not
-depend on the engine, the tile size, the number of threads or how the rows are split:
+leaves a few candidates per query (`scan`); these are scored again in fp64 and ranked. Accelerators have a path of
+their own (`grouped`). So the answer does not depend on the engine, the device, the tile size, the number of threads
+or how the rows are split:
 
     score(q, z) = the fp64 inner product rounded to fp32;   order: score descending, then id ascending.
 
@@ -52,8 +53,8 @@ def search(
         rows: (N, D) on the same device, fp32 or fp16. A row with a NaN or Inf is never returned. The device must
             have fp64 (`exact_device`); autocast and TF32 are off for the length of the search.
         k: how many; where there are fewer finite rows the result is padded.
-        quantized: an int8 copy of the same (finite) rows. With it the int8 engine runs wherever it is the
-            faster one on this device; the answer is the same.
+        quantized: an int8 copy of the same (finite) rows, for CPUs. With it the int8 engine runs wherever it is
+            the faster one; the answer is the same.
         row_norm: an upper bound on the norms of the rows, if known; saves measuring them.
 
     Returns:

@@ -231,14 +231,20 @@ def on_two_ranks(folder: Path, stage: int) -> list[Tensor]:
     if stage == 1:
         dist.get_backend = lambda group=None: "nccl"
     rank = dist.get_rank()
-    with Accelerator():
+    with Accelerator() as gpu:
         memory = ShardedMemory(61, 6, window=2, k=4, device="cuda")
         generator = torch.Generator().manual_seed(4)
         said: list[Tensor] = []
         for epoch in range(3):
             for ids in torch.randperm(61, generator=generator).split(20):
                 features = torch.randn(len(ids), 6, generator=generator)
-                said += memory.observe(ids[rank::2].to("cuda"), features[rank::2].to("cuda"))
+                there = ids[rank::2].to("cuda"), features[rank::2].to("cuda")
+                gpu.clear()
+                said += memory.observe(*there)
+                if stage == 1 and len(
+                    there[0]
+                ):  # ids checked, sizes of all parts, proofs, lists to main memory
+                    assert gpu.syncs == {"tolist": 2, "nonzero": 1, "to the CPU": 1}, gpu.syncs
             memory.end_epoch()
             said += [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
             said += memory.distribution(torch.arange(rank, 61, 2).to("cuda"), 0.2)

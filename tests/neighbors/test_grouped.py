@@ -1,4 +1,4 @@
-"""The search made for accelerators, on a pretend GPU: exact, proven, and within its budget of operations and syncs."""
+"""The search made for accelerators, on a pretend GPU: exact, proven, and within its budget."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ def near_ties() -> Pair:
 
 @pytest.mark.parametrize("product", [accurate, truncating, hostile])
 def test_answers_are_exact_on_tensor_cores_that_truncate(product: Any) -> None:
-    rows = clouds(2_000, 24)["alike"].half()
+    alike = clouds(2_000, 24)["alike"].half()
     with Accelerator(mixed_product=product) as gpu:
-        for queries, rows in ((rows[:20].float(), rows), near_ties()):
+        for queries, rows in ((alike[:20].float(), alike), near_ties()):
             assert_same(on_device(queries, rows, 5), by_fp64(queries, rows, 5))
         assert gpu.operations["mixed_mm"] > 0
 
@@ -245,7 +245,11 @@ def test_an_observation_of_1024_queries_starts_120_operations_and_waits_3_times(
     gpu.clear()
     memory.observe(there, features)
     assert gpu.operations.total() <= 120, gpu.operations
-    assert gpu.syncs == {"tolist": 1, "nonzero": 1, "to the CPU": 1}  # ids checked; proofs; lists to main memory
+    assert gpu.syncs == {
+        "tolist": 1,
+        "nonzero": 1,
+        "to the CPU": 1,
+    }  # ids checked; proofs; lists to main memory
     gpu.clear()
     memory.observe(ids[:8], features[:8])  # ids from a loader are on the CPU: one less
     assert gpu.syncs.total() == 2
