@@ -7,8 +7,8 @@
         print(gpu.operations.total(), "operations,", gpu.syncs.total(), "syncs:", gpu.syncs)
 
 Results are those of the CPU, bit for bit. What CUDA refuses is refused: tensors of two devices in one operation
-(a CPU's zero-dimensional tensor may join elementwise ones), `.numpy()`, the shapes that its int8 product does not
-take, fp64 where it has none, and, where deterministic algorithms are demanded, operations that have none. With TF32
+(a CPU's zero-dimensional tensor may join elementwise ones), `.numpy()`, the types that its products do not mix,
+fp64 where it has none, and, where deterministic algorithms are demanded, operations that have none. With TF32
 allowed, fp32 products round their factors to TF32, as a GPU's would. Products of fp16 factors that are summed in fp32
 may be as inexact as those of a tensor core: Accelerator(mixed_product=truncating), or worse: hostile.
 
@@ -318,8 +318,6 @@ class Accelerator:
             )
         if name == "mixed_mm" and (args[0].dtype, args[1].dtype, args[2]) != MIXED:
             raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
-        if name == "_int_mm":
-            _check_int8(*args[:2])
         weighted = name == "bincount" and len(tensors) > 1
         floating_sum = name == "cumsum" and args[0].dtype.is_floating_point
         if torch.are_deterministic_algorithms_enabled() and (
@@ -420,16 +418,6 @@ def _is_index(tensor: Tensor, args: tuple[Any, ...]) -> bool:
 
 def _is_mixed(call: Any) -> bool:
     return call._schema.name == "aten::mm" and call._schema.overload_name == "dtype"
-
-
-def _check_int8(a: Tensor, b: Tensor) -> None:
-    if a.shape[0] <= 16:
-        raise RuntimeError(f"self.size(0) needs to be greater than 16, but got {a.shape[0]}")
-    for name, size in (("self", a.shape[1]), ("mat2", b.shape[1])):
-        if size == 0 or size % 8:
-            raise RuntimeError(
-                f"{name}.size(1) needs to be greater than 0 and a multiple of 8, but got {size}"
-            )
 
 
 def _to_tf32(x: Any) -> Any:

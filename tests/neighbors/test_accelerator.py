@@ -292,8 +292,8 @@ def test_the_pretend_device_refuses_what_a_gpu_refuses(gpu: Accelerator) -> None
         torch.ones(5)[torch.zeros(2, dtype=torch.long, device="cuda")]
     with pytest.raises(TypeError, match="to numpy"):
         there.numpy()
-    with pytest.raises(RuntimeError, match="greater than 16, but got 3"):
-        torch._int_mm(*(torch.ones(s, dtype=torch.int8, device="cuda") for s in ((3, 8), (8, 8))))
+    with pytest.raises(RuntimeError, match="out_dtype must be"):
+        torch.mm(there, there.T, out_dtype=torch.float64)
 
 
 def test_the_pretend_device_counts_operations_and_syncs(gpu: Accelerator) -> None:
