@@ -63,6 +63,8 @@ _NOT_DETERMINISTIC = {
 }
 
 
+HAS_MIXED_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()
+"""Whether this torch has `torch.mm(a, b, out_dtype=...)`, as from 2.8 on."""
 MIXED = (torch.float16, torch.float16, torch.float32)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accelerator import Accelerator
+from accelerator import HAS_MIXED_PRODUCTS, Accelerator
 from helpers import assert_same, on_grid
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -205,7 +205,7 @@ def test_a_memory_on_a_device_says_what_a_cpus_says(
         found = live(memory, "cuda")
         assert memory.cache.device == gpu.device
         assert memory._quantized is None  # an int8 copy is for CPUs
-        assert gpu.operations["mixed_mm"] > 0
+        assert (gpu.operations["mixed_mm"] > 0) == HAS_MIXED_PRODUCTS
         restored = kind(**options, device="cuda")
         restored.load_state_dict({name: t.cpu() for name, t in memory.state_dict().items()})
         assert torch.equal(restored.cache.cpu(), memory.cache.cpu())
@@ -292,8 +292,9 @@ def test_the_pretend_device_refuses_what_a_gpu_refuses(gpu: Accelerator) -> None
         torch.ones(5)[torch.zeros(2, dtype=torch.long, device="cuda")]
     with pytest.raises(TypeError, match="to numpy"):
         there.numpy()
-    with pytest.raises(RuntimeError, match="out_dtype must be"):
-        torch.mm(there, there.T, out_dtype=torch.float64)
+    if HAS_MIXED_PRODUCTS:
+        with pytest.raises(RuntimeError, match="out_dtype must be"):
+            torch.mm(there, there.T, out_dtype=torch.float64)
 
 
 def test_the_pretend_device_counts_operations_and_syncs(gpu: Accelerator) -> None:

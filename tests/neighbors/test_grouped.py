@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerator import Accelerator, accurate, hostile, truncating
+from accelerator import HAS_MIXED_PRODUCTS, Accelerator, accurate, hostile, truncating
 from exact_search import brute_force, clouds
 from helpers import assert_same, on_grid
 from hypothesis import given, settings
@@ -16,6 +16,7 @@ from torch import Tensor
 from adasim.neighbors import NeighborMemory, ShardedMemory, grouped, search
 
 Pair = tuple[Tensor, Tensor]
+needs_mixed_products = pytest.mark.skipif(not HAS_MIXED_PRODUCTS, reason="torch before 2.8")
 
 
 def on_device(queries: Tensor, rows: Tensor, k: int) -> Pair:
@@ -59,6 +60,7 @@ def test_lists_on_a_device_equal_the_brute_force(n: int, dim: int, b: int, k: in
         assert_same(on_device(queries, given_rows, k), brute_force(queries, given_rows, k))
 
 
+@needs_mixed_products
 @pytest.mark.parametrize("k", [1, 2, 10, 50])
 def test_lists_of_many_rows_are_exact_and_their_proof_succeeds(k: int, gpu: Accelerator) -> None:
     """20,037 rows: many more groups than are chosen, and a last one that is not full."""
@@ -139,6 +141,7 @@ def near_ties() -> Pair:
     return torch.ones(4, 64), rows.half()
 
 
+@needs_mixed_products
 @pytest.mark.parametrize("product", [accurate, truncating, hostile])
 def test_answers_are_exact_on_tensor_cores_that_truncate(product: Any) -> None:
     alike = clouds(2_000, 24)["alike"].half()
@@ -148,6 +151,7 @@ def test_answers_are_exact_on_tensor_cores_that_truncate(product: Any) -> None:
         assert gpu.operations["mixed_mm"] > 0
 
 
+@needs_mixed_products
 def test_without_the_margin_the_answers_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, rows = near_ties()
     monkeypatch.setattr(grouped, "margin_of_sums", lambda dim, dtype: 0.0)
@@ -156,6 +160,7 @@ def test_without_the_margin_the_answers_would_be_wrong(monkeypatch: pytest.Monke
     assert not torch.equal(found[1], by_fp64(queries, rows, 5)[1])
 
 
+@needs_mixed_products
 @pytest.mark.parametrize("dim", [1, 5, 64, 203])
 def test_the_margin_covers_every_pair_of_truncating_tensor_cores(dim: int) -> None:
     torch.manual_seed(dim)
@@ -233,6 +238,7 @@ def filled(kind: type[NeighborMemory], rows: Tensor, k: int) -> NeighborMemory:
     return memory
 
 
+@needs_mixed_products
 def test_an_observation_of_1024_queries_starts_120_operations_and_waits_3_times(gpu: Accelerator) -> None:
     """160,146 rows, an eighth of ImageNet-1k. The width does not change the count but for step 4 (in parts from
     D = 900 on, see the next test), so a small one will do."""
@@ -260,6 +266,7 @@ def test_an_observation_of_1024_queries_starts_120_operations_and_waits_3_times(
     assert gpu.operations.total() == gpu.syncs.total() == 0  # the history is in main memory
 
 
+@needs_mixed_products
 def test_the_widest_features_cost_a_few_operations_more(
     gpu: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
