@@ -24,6 +24,7 @@ from adasim import terminal
 from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.errors import UserError
 from adasim.models import build_backbone
+from adasim.neighbors.grouped import buffer_bytes
 from adasim.neighbors.memory import _INT8_FROM
 from adasim.ranks.processes import Distributed
 from adasim.train.footprint import Footprint
@@ -95,8 +96,13 @@ class Plan:
 
     @property
     def int8_bytes(self) -> int:
-        """Codes, and two fp32 bounds per row; small caches have no copy."""
+        """Codes, and two fp32 bounds per row; small caches have no copy, nor have caches on an accelerator."""
         return self.rows * (self.dim + 8) if self.rows * self.dim >= _INT8_FROM else 0
+
+    @property
+    def search_bytes(self) -> int:
+        """About what a search takes for a moment on an accelerator."""
+        return buffer_bytes(self.rows, self.dim, self.batch, self.k)
 
     @property
     def history_bytes(self) -> int:
@@ -206,9 +212,9 @@ class Plan:
                 f"The history is {_bytes(self.history_bytes)} of main memory per rank; window 10 and k 3, the "
                 f"paper's best, need {_bytes(shorter)}. More ranks divide it."
             )
-        if self.cache_bytes + self.int8_bytes > 16e9:
-            needed = math.ceil((self.cache_bytes + self.int8_bytes) * self.ranks / 16e9)
-            words.append(f"Cache and int8 copy fit into 16 GB per rank from {needed} ranks on.")
+        if self.cache_bytes > 16e9:
+            needed = math.ceil(self.cache_bytes * self.ranks / 16e9)
+            words.append(f"The cache fits into 16 GB per rank from {needed} ranks on.")
         if self.replicated_bytes > 1e9:
             words.append(
                 f"Every process also holds the order and the partners of all images, "
@@ -242,13 +248,14 @@ def show(plan: Plan, console: Console) -> None:
     rows = f"{plan.rows:,} rows"
     table.add_row(Text("Memory of one rank", "bold"))
     row("feature cache", _bytes(plan.cache_bytes), f"device: {rows} x {plan.dim}, {plan.cache}")
-    row("int8 copy", _bytes(plan.int8_bytes), "device: speeds the exact search up")
+    row("int8 copy", _bytes(plan.int8_bytes), "on CPUs only: speeds the exact search up")
     row(
         "history",
         _bytes(plan.history_bytes),
         f"main memory: {rows} x {plan.window} epochs x {plan.k} x {_LIST} bytes",
     )
     row("epoch in progress", _bytes(plan.current_bytes), "main memory")
+    row("search buffers", _bytes(plan.search_bytes), "on accelerators, during a step")
     row("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step")
     row("order and partners", _bytes(plan.replicated_bytes), "main memory: of all images, on every rank")
     if plan.training is not None:

@@ -7,9 +7,10 @@
         print(gpu.operations.total(), "operations,", gpu.syncs.total(), "syncs:", gpu.syncs)
 
 Results are those of the CPU, bit for bit. What CUDA refuses is refused: tensors of two devices in one operation
-(a CPU's zero-dimensional tensor may join elementwise ones), `.numpy()`, the shapes that its int8 product does not
-take, fp64 where it has none, and, where deterministic algorithms are demanded, operations that have none. With TF32
-allowed, fp32 products round their factors to TF32, as a GPU's would.
+(a CPU's zero-dimensional tensor may join elementwise ones), `.numpy()`, the types that its products do not mix,
+fp64 where it has none, and, where deterministic algorithms are demanded, operations that have none. With TF32
+allowed, fp32 products round their factors to TF32, as a GPU's would. Products of fp16 factors that are summed in fp32
+may be as inexact as those of a tensor core: Accelerator(mixed_product=truncating), or worse: hostile.
 
 Counted, by name: `operations`, the calls that would start work on the device (views and copies of metadata do not),
 and `syncs`, the moments at which Python would have to wait until the device's queue is empty.
@@ -60,6 +61,47 @@ _NOT_DETERMINISTIC = {
     "kthvalue",
     "put_",
 }
+
+
+HAS_MIXED_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()
+"""Whether this torch has `torch.mm(a, b, out_dtype=...)`, as from 2.8 on."""
+MIXED = (torch.float16, torch.float16, torch.float32)
+
+
+# ---- torch.mm(a, b, out_dtype=torch.float32) of fp16 factors (B, D) and (D, T) ----
+
+
+def accurate(a: Tensor, b: Tensor) -> Tensor:
+    """Summed in fp32."""
+    return a.float() @ b.float()
+
+
+def truncating(a: Tensor, b: Tensor, block: int = 4) -> Tensor:
+    """As a V100's tensor cores, the coarsest of all: every 4 products and the running sum are aligned to the largest
+    of them, cut off below its 24 bits, added, and the sum is cut to 24 bits."""
+    a, b = a.double(), b.double()  # products of fp16 numbers are exact
+    total = a.new_zeros(a.shape[0], b.shape[1])
+    for i in range(0, a.shape[1], block):
+        products = a.T[i : i + block, :, None] * b[i : i + block, None, :]  # (block, B, T)
+        terms = torch.cat([total[None], products])
+        total = _cut(_cut(terms, terms.abs().amax(0)).sum(0))
+    return total.float()
+
+
+def hostile(a: Tensor, b: Tensor) -> Tensor:
+    """Off by all that tensor cores could be off, where it hurts: the best come out too low, the others right."""
+    truth = a.double() @ b.double()
+    norms = torch.linalg.vector_norm(a.double(), dim=1)[:, None] * torch.linalg.vector_norm(b.double(), dim=0)
+    off = (1.5 * a.shape[1] + 2) * 2.0**-23 * norms
+    best = truth.topk(min(10, truth.shape[1]), dim=1).values[:, -1:]
+    return (truth - off * (truth >= best)).float()
+
+
+def _cut(x: Tensor, beside: Tensor | None = None) -> Tensor:
+    """x without what lies below the 24 leading bits of `beside`, or of itself; towards zero."""
+    exponent = torch.frexp(x if beside is None else beside).exponent
+    unit = torch.exp2((exponent - 24).double())
+    return (x / unit).trunc() * unit
 
 
 class DeviceTensor(torch.Tensor):
@@ -126,11 +168,19 @@ class DeviceTensor(torch.Tensor):
 class Accelerator:
     """The device, and the counters of what was done with it. Use it as a context."""
 
-    def __init__(self, kind: str = "cuda", *, devices: int = 1, fp64: bool = True) -> None:
+    def __init__(
+        self,
+        kind: str = "cuda",
+        *,
+        devices: int = 1,
+        fp64: bool = True,
+        mixed_product: Callable[[Tensor, Tensor], Tensor] = accurate,
+    ) -> None:
         if kind != "cuda":
             _register(kind)
         self.device = torch.device(kind, 0)
         self.devices, self.fp64 = devices, fp64
+        self.mixed_product = mixed_product
         self.serial: str | None = None
         """Of the device, where processes that see one each are to tell theirs apart."""
         self.touched: set[int] = set()
@@ -205,7 +255,7 @@ class Accelerator:
     # ---- one operation ----
 
     def run(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = call._schema.name.split("::")[1]
+        name = "mixed_mm" if _is_mixed(call) else call._schema.name.split("::")[1]
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         mine = any(isinstance(t, DeviceTensor) for t in tensors)
         wanted = kwargs.get("device")
@@ -228,7 +278,7 @@ class Accelerator:
         inputs = _real(args)
         if name in _PRODUCTS and mine and self._tf32():
             inputs = tree_map(_to_tf32, inputs)
-        result = call(*inputs, **plain)
+        result = self.mixed_product(*inputs[:2]) if name == "mixed_mm" else call(*inputs, **plain)
         return self._wrap(call, args, kwargs, result) if there else result
 
     def _copy(self, call: Any, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
@@ -268,8 +318,8 @@ class Accelerator:
                 f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and "
                 f"cpu! (argument {at} of {call}, shape {tuple(tensor.shape)})"
             )
-        if name == "_int_mm":
-            _check_int8(*args[:2])
+        if name == "mixed_mm" and (args[0].dtype, args[1].dtype, args[2]) != MIXED:
+            raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
         weighted = name == "bincount" and len(tensors) > 1
         floating_sum = name == "cumsum" and args[0].dtype.is_floating_point
         if torch.are_deterministic_algorithms_enabled() and (
@@ -368,14 +418,8 @@ def _is_index(tensor: Tensor, args: tuple[Any, ...]) -> bool:
     return any(tensor is index for index in tree_leaves(args[1]))
 
 
-def _check_int8(a: Tensor, b: Tensor) -> None:
-    if a.shape[0] <= 16:
-        raise RuntimeError(f"self.size(0) needs to be greater than 16, but got {a.shape[0]}")
-    for name, size in (("self", a.shape[1]), ("mat2", b.shape[1])):
-        if size == 0 or size % 8:
-            raise RuntimeError(
-                f"{name}.size(1) needs to be greater than 0 and a multiple of 8, but got {size}"
-            )
+def _is_mixed(call: Any) -> bool:
+    return call._schema.name == "aten::mm" and call._schema.overload_name == "dtype"
 
 
 def _to_tf32(x: Any) -> Any:

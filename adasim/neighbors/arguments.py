@@ -28,7 +28,7 @@ def checked_ids(ids: Ids, num_images: int) -> Tensor:
         what = f"{str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}"
         raise ValueError(f"ids must be one row of whole numbers, got {what}")
     found = found.long()
-    low, high = (int(bound) for bound in found.aminmax())
+    low, high = torch.stack(found.aminmax()).tolist()  # one answer to wait for, where ids are on a device
     if low < 0 or high >= num_images:
         raise ValueError(f"ids must lie between 0 and {num_images - 1}, got {low if low < 0 else high}")
     return found

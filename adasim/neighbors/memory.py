@@ -324,20 +324,22 @@ class NeighborMemory:
 
     def _write(self, ids: Tensor, queries: Tensor, similarities: Tensor, neighbours: Tensor) -> None:
         """Keep features and lists of the images held here."""
-        ids = ids.to(self.cache.device)
-        held = (ids >= self.rows.start) & (ids < self.rows.stop) & torch.isfinite(queries[:, 0])
+        skipped = torch.isnan(queries[:, 0])
+        # The lists are kept in main memory: what decides who is written goes there with them, in one transfer.
+        ids, skipped, similarities, neighbours = _on_cpu(ids, skipped, similarities, neighbours)
+        held = (ids >= self.rows.start) & (ids < self.rows.stop) & ~skipped
         batch = held.nonzero()[:, 0]
         batch = batch[_last_occurrence(ids[batch])]
         places = self._places(ids[batch])
+        self.current_ids[places] = neighbours[batch].int()
+        # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
+        self.current_similarities[places] = on_grid(similarities[batch].clamp(-1, 1))
+        self._observing = True
+        batch, places = torch.stack([batch, places]).to(self.cache.device, non_blocking=True)
         written = queries[batch].to(self.cache.dtype)
         self.cache[places] = written
         if self._quantized is not None and len(batch):
             self._quantized.write(places, written)
-        places = places.cpu()
-        self.current_ids[places] = neighbours[batch].to("cpu", torch.int32)
-        # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
-        self.current_similarities[places] = on_grid(similarities[batch].clamp(-1, 1)).cpu()
-        self._observing = True
 
     def _held(self) -> Tensor:
         return torch.arange(self.rows.start, self.rows.stop)
@@ -385,13 +387,27 @@ class NeighborMemory:
         return Ranker(_CHUNK, self.window, self.k)
 
     def _refresh_int8(self) -> None:
-        """Give search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""
-        if self.cache.numel() < _INT8_FROM or self.epochs == 0:
+        """Give a CPU's search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""
+        if self.cache.device.type != "cpu" or self.cache.numel() < _INT8_FROM or self.epochs == 0:
             return
         if self._quantized is None:
             self._quantized = QuantizedRows(self.cache)
         else:
             self._quantized.refresh(self.cache)
+
+
+def _on_cpu(ids: Tensor, skipped: Tensor, similarities: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
+    """The same tensors on the CPU; where they are on a device, Python waits for it once."""
+    if similarities.device.type == "cpu":
+        return ids.cpu(), skipped, similarities, neighbours
+    there = [skipped[:, None].int(), similarities.view(torch.int32), neighbours.int()]
+    if ids.device.type != "cpu":
+        there.append(ids[:, None].int())
+    k = similarities.shape[1]
+    words = torch.cat(there, 1).cpu()  # (B, 2 K + 1 or + 2)
+    ids = ids if ids.device.type == "cpu" else words[:, -1].long()
+    similarities = words[:, 1 : k + 1].contiguous().view(torch.float32)
+    return ids, words[:, 0].bool(), similarities, words[:, k + 1 : 2 * k + 1].long()
 
 
 def _last_occurrence(ids: Tensor) -> Tensor:

@@ -21,26 +21,18 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 _CHUNK = 1 << 14  # rows converted at once
 _SAMPLE = 4096  # rows looked at to choose mean and scale
 _U = 2.0**-24  # unit roundoff of fp32
-# CUDA's int8 product takes more than 16 queries, and widths and numbers of rows that are multiples of 8.
-_ALIGN, _LEAST_QUERIES = 8, 32
 
 
 class QuantizedRows:
-    """int8 codes of (N, D) rows; `refresh` after many rows changed, `write` after a few."""
+    """int8 codes of (N, D) rows, for CPUs; `refresh` after many rows changed, `write` after a few."""
 
     def __init__(self, rows: Tensor) -> None:
         n, dim = rows.shape
-        self._align = 1 if rows.device.type == "cpu" else _ALIGN
-        # Where the device wants it, wider and longer by zeros, which add nothing to a product.
-        self._padded = torch.zeros(
-            _round_up(n, self._align), _round_up(dim, self._align), dtype=torch.int8, device=rows.device
-        )
-        self.codes = self._padded[:n, :dim]
+        self.codes = torch.zeros(n, dim, dtype=torch.int8, device=rows.device)
         self.error = torch.zeros(n, device=rows.device)
         self.reach = torch.zeros(n, device=rows.device)
         self.row_norm = 0.0  # no row is longer
@@ -75,21 +67,8 @@ class QuantizedRows:
         return codes.to(torch.int8), scale.double() * self.scale, left_out
 
     def products_with(self, queries: Tensor) -> Callable[[int, int], Tensor]:
-        """A function of (start, stop): the int32 products (B, stop - start) of codes (B, D) with those rows'.
-
-        `start` must be a multiple of 8 where the device is not a CPU.
-        """
-        if self._align == 1:
-            return lambda start, stop: torch._int_mm(queries, self.codes[start:stop].T)
-        count = len(queries)
-        more = max(_LEAST_QUERIES, _round_up(count, self._align)) - count
-        queries = F.pad(queries, (0, self._padded.shape[1] - queries.shape[1], 0, more))
-
-        def products(start: int, stop: int) -> Tensor:
-            rows = self._padded[start : start + _round_up(stop - start, self._align)]
-            return torch._int_mm(queries, rows.T)[:count, : stop - start]
-
-        return products
+        """A function of (start, stop): the int32 products (B, stop - start) of codes (B, D) with those rows'."""
+        return lambda start, stop: torch._int_mm(queries, self.codes[start:stop].T)
 
     def worth_trying(self) -> bool:
         """False where int8 is slow, and for a while after the bound pruned too little."""
@@ -97,7 +76,7 @@ class QuantizedRows:
             self._pause -= 1
             return False
         wide = self.codes.shape[1] > 1  # torch 2.6 has a wrong product of width 1 on CPUs
-        return wide and int8_is_faster(self._padded.device, self._padded.shape[1])
+        return wide and int8_is_faster(self.codes.device, self.codes.shape[1])
 
     def failed(self) -> None:
         """The bound pruned too little: rest for the next searches, then try again."""
@@ -115,10 +94,6 @@ class QuantizedRows:
         self.error[where] = error * slack + 8 * _U * size
         self.reach[where] = torch.linalg.vector_norm(reach, dim=1) * slack
         self.row_norm = max(self.row_norm, float(size.max()) * slack)
-
-
-def _round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 def _best_scale(centred: Tensor) -> float:
@@ -147,14 +122,7 @@ def int8_is_faster(device: torch.device, dim: int) -> bool:
     seconds: dict[str, list[float]] = {"int8": [], "fp32": []}
     for _ in range(5):
         for name in seconds:
-            _synchronize(device)
             start = time.perf_counter()
             _ = torch._int_mm(a8, b8.T) if name == "int8" else a @ b.T
-            _synchronize(device)
             seconds[name].append(time.perf_counter() - start)
     return min(seconds["int8"]) * 1.5 < min(seconds["fp32"])  # the rounds least disturbed by others
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -1,8 +1,9 @@
 """Exact top-K inner product of B queries against N rows, in tiles, on any device.
 
 A fast, inexact product (an fp32 GEMM, or an int8 one that is several times as fast) with a proven error bound
-leaves a few candidates per query (`scan`); these are scored again in fp64 and ranked. So the answer does not
-depend on the engine, the tile size, the number of threads or how the rows are split:
+leaves a few candidates per query (`scan`); these are scored again in fp64 and ranked. Accelerators have a path of
+their own (`grouped`). So the answer does not depend on the engine, the device, the tile size, the number of threads
+or how the rows are split:
 
     score(q, z) = the fp64 inner product rounded to fp32;   order: score descending, then id ascending.
 
@@ -18,6 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from adasim.neighbors.grouped import grouped_search
+from adasim.neighbors.keys import pack, unpack
 from adasim.neighbors.precision import ieee_products
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.scan import (
@@ -50,8 +53,8 @@ def search(
         rows: (N, D) on the same device, fp32 or fp16. A row with a NaN or Inf is never returned. The device must
             have fp64 (`exact_device`); autocast and TF32 are off for the length of the search.
         k: how many; where there are fewer finite rows the result is padded.
-        quantized: an int8 copy of the same (finite) rows. With it the int8 engine runs wherever it is the
-            faster one on this device; the answer is the same.
+        quantized: an int8 copy of the same (finite) rows, for CPUs. With it the int8 engine runs wherever it is
+            the faster one; the answer is the same.
         row_norm: an upper bound on the norms of the rows, if known; saves measuring them.
 
     Returns:
@@ -69,8 +72,13 @@ def search(
         raise ValueError(f"k={k} must be at least 1")
     similarities = queries.new_full((len(queries), k), -torch.inf, dtype=torch.float32)
     ids = torch.full((len(queries), k), -1, dtype=torch.int64, device=queries.device)
+    if len(rows) == 0 or len(queries) == 0:
+        return similarities, ids
+    if queries.device.type != "cpu":
+        with ieee_products(queries.device):
+            return grouped_search(queries, rows, k, row_norm)
     finite = torch.isfinite(queries).all(1).nonzero()[:, 0]
-    if len(rows) == 0 or len(finite) == 0:
+    if len(finite) == 0:
         return similarities, ids
     with ieee_products(queries.device):
         for block in finite.split(_QUERIES):
@@ -155,21 +163,9 @@ def _dense(q: Tensor, rows: Tensor, k: int, tile: int) -> tuple[Tensor, Tensor]:
             scores.masked_fill_(~torch.isfinite(z).all(1), -torch.inf)
             peaks = group_max(scores).amax(1)
         # Later ids lose ties, so only a score above the K-th best so far can enter.
-        b = (peaks > _unpack(best[:, -1])[0]).nonzero()[:, 0]
+        b = (peaks > unpack(best[:, -1])[0]).nonzero()[:, 0]
         if len(b):
-            keys = _pack(scores[b], torch.arange(start, start + len(z), device=q.device))
+            keys = pack(scores[b], torch.arange(start, start + len(z), device=q.device))
             best[b] = torch.cat([best[b], keys], 1).topk(k, dim=1).values
-    similarities, ids = _unpack(best)
+    similarities, ids = unpack(best)
     return similarities, torch.where(torch.isfinite(similarities), ids, -1)
-
-
-def _pack(scores: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys that sort by score, then by smaller id (fp32 bits are made monotone; ids below 2^31)."""
-    bits = scores.view(torch.int32)
-    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32) | (0x7FFFFFFF - ids)
-
-
-def _unpack(keys: Tensor) -> tuple[Tensor, Tensor]:
-    bits = (keys >> 32).int()
-    scores = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32)
-    return torch.where(torch.isnan(scores), -torch.inf, scores), 0x7FFFFFFF - (keys & 0x7FFFFFFF)

@@ -75,7 +75,8 @@ class ShardedMemory(NeighborMemory):
         ids, queries = self._prepare(ids, features)
         if self.exchange.world == 1:
             return lambda: self._finish(ids, queries)
-        words = torch.cat([ids.to(queries.device, torch.int32)[:, None], queries.view(torch.int32)], 1)
+        sent = ids.to(queries.device, torch.int32, non_blocking=True)
+        words = torch.cat([sent[:, None], queries.view(torch.int32)], 1)
         counts = self.exchange.counts(len(ids))
         arrive = self.exchange.gather_async(_padded(words, max(counts), -1))  # -1 is NaN as fp32
 

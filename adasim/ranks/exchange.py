@@ -21,8 +21,8 @@ class Exchange:
         self.rank = 0 if alone else dist.get_rank(group)
         self.world = 1 if alone else dist.get_world_size(group)
         self.received = 0
-        gloo = alone or dist.get_backend(group) == "gloo"
-        self._device = torch.device("cpu") if gloo else torch.accelerator.current_accelerator()
+        self._on_cpu = alone or dist.get_backend(group) == "gloo"
+        self._device = torch.device("cpu") if self._on_cpu else torch.accelerator.current_accelerator()
 
     def counts(self, mine: int) -> list[int]:
         """One number per rank."""
@@ -34,7 +34,8 @@ class Exchange:
 
     def gather_async(self, part: Tensor) -> Callable[[], Tensor]:
         """The same, begun now; the call that is returned waits for it."""
-        part = part.to(self._device).contiguous()
+        # To a device nobody needs to wait; on the way to the CPU the numbers must have arrived.
+        part = part.to(self._device, non_blocking=not self._on_cpu).contiguous()
         everyone = part.new_empty((self.world * len(part), *part.shape[1:]))
         work = dist.all_gather_into_tensor(everyone, part, group=self.group, async_op=True)
         assert work is not None

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accelerator import Accelerator
+from accelerator import HAS_MIXED_PRODUCTS, Accelerator
 from helpers import assert_same, on_grid
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adasim.neighbors import NeighborMemory, QuantizedRows, ShardedMemory, search
+from adasim.neighbors import NeighborMemory, ShardedMemory, search
 from adasim.neighbors import memory as memory_module
-from adasim.neighbors import quantized as quantized_module
 from adasim.neighbors.precision import ieee_products
 
 Pair = tuple[Tensor, Tensor]
@@ -24,20 +23,6 @@ Pair = tuple[Tensor, Tensor]
 
 def on_cpu(found: Pair) -> Pair:
     return found[0].cpu(), found[1].cpu()
-
-
-@pytest.mark.usefixtures("_force_int8")
-@pytest.mark.parametrize("b", [1, 16, 17, 95])
-@pytest.mark.parametrize(("n", "dim"), [(1, 3), (7, 8), (4_095, 20), (33_001, 12)])
-def test_the_int8_engine_keeps_cudas_rules_for_any_shape(n: int, dim: int, b: int) -> None:
-    torch.manual_seed(n + b)
-    rows, queries = on_grid(torch.randn(n, dim)), on_grid(torch.randn(b, dim))
-    expected = search(queries, rows, 5)
-    with Accelerator() as gpu:
-        quantized = QuantizedRows(rows.to("cuda"))
-        found = search(queries.to("cuda"), rows.to("cuda"), 5, quantized=quantized)
-        assert gpu.operations["_int_mm"] > 0
-        assert_same(on_cpu(found), expected)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -51,20 +36,6 @@ def test_rows_that_are_alike_or_not_finite_give_the_cpus_lists_on_a_device() -> 
         for given in (rows, rows.half()):
             found = search(queries.to("cuda"), given.to("cuda"), 9)
             assert_same(on_cpu(found), search(queries, given, 9))
-
-
-def test_int8_is_measured_on_a_device_at_a_width_that_it_takes(gpu: Accelerator) -> None:
-    """At width 20 CUDA would refuse the trial, and the engine would never be used."""
-    quantized_module.int8_is_faster.cache_clear()
-    QuantizedRows(torch.randn(64, 20).to("cuda")).worth_trying()
-    quantized_module.int8_is_faster.cache_clear()
-    assert gpu.operations["_int_mm"] == 6  # once to see whether it works, five times for the clock
-
-
-def test_a_cpu_pads_nothing() -> None:
-    quantized = QuantizedRows(torch.randn(13, 5))
-    assert quantized.codes.is_contiguous()
-    assert quantized.codes.untyped_storage().nbytes() == 13 * 5
 
 
 # ---- products are IEEE fp32, whatever the program around allows ----
@@ -222,20 +193,19 @@ def live(memory: NeighborMemory, device: str) -> list[Tensor]:
     return [t.cpu() for t in said]
 
 
-@pytest.mark.usefixtures("_force_int8")
-@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("kind", [NeighborMemory, ShardedMemory])
 def test_a_memory_on_a_device_says_what_a_cpus_says(
-    kind: type[NeighborMemory], int8: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[NeighborMemory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_module, "_INT8_FROM", 1 if int8 else 1 << 24)
+    monkeypatch.setattr(memory_module, "_INT8_FROM", 1)
     options: Any = {"num_images": 203, "dim": 20, "window": 2, "k": 4, "dtype": torch.float16}
     expected = live(kind(**options), "cpu")
     with Accelerator() as gpu:
         memory = kind(**options, device="cuda")
         found = live(memory, "cuda")
         assert memory.cache.device == gpu.device
-        assert (gpu.operations["_int_mm"] > 0) is int8
+        assert memory._quantized is None  # an int8 copy is for CPUs
+        assert (gpu.operations["mixed_mm"] > 0) == HAS_MIXED_PRODUCTS
         restored = kind(**options, device="cuda")
         restored.load_state_dict({name: t.cpu() for name, t in memory.state_dict().items()})
         assert torch.equal(restored.cache.cpu(), memory.cache.cpu())
@@ -261,14 +231,20 @@ def on_two_ranks(folder: Path, stage: int) -> list[Tensor]:
     if stage == 1:
         dist.get_backend = lambda group=None: "nccl"
     rank = dist.get_rank()
-    with Accelerator():
+    with Accelerator() as gpu:
         memory = ShardedMemory(61, 6, window=2, k=4, device="cuda")
         generator = torch.Generator().manual_seed(4)
         said: list[Tensor] = []
         for epoch in range(3):
             for ids in torch.randperm(61, generator=generator).split(20):
                 features = torch.randn(len(ids), 6, generator=generator)
-                said += memory.observe(ids[rank::2].to("cuda"), features[rank::2].to("cuda"))
+                there = ids[rank::2].to("cuda"), features[rank::2].to("cuda")
+                gpu.clear()
+                said += memory.observe(*there)
+                if stage == 1 and len(
+                    there[0]
+                ):  # ids checked, sizes of all parts, proofs, lists to main memory
+                    assert gpu.syncs == {"tolist": 2, "nonzero": 1, "to the CPU": 1}, gpu.syncs
             memory.end_epoch()
             said += [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
             said += memory.distribution(torch.arange(rank, 61, 2).to("cuda"), 0.2)
@@ -316,8 +292,9 @@ def test_the_pretend_device_refuses_what_a_gpu_refuses(gpu: Accelerator) -> None
         torch.ones(5)[torch.zeros(2, dtype=torch.long, device="cuda")]
     with pytest.raises(TypeError, match="to numpy"):
         there.numpy()
-    with pytest.raises(RuntimeError, match="greater than 16, but got 3"):
-        torch._int_mm(*(torch.ones(s, dtype=torch.int8, device="cuda") for s in ((3, 8), (8, 8))))
+    if HAS_MIXED_PRODUCTS:
+        with pytest.raises(RuntimeError, match="out_dtype must be"):
+            torch.mm(there, there.T, out_dtype=torch.float64)
 
 
 def test_the_pretend_device_counts_operations_and_syncs(gpu: Accelerator) -> None:

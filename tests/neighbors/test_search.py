@@ -2,48 +2,15 @@
 
 import pytest
 import torch
+from exact_search import brute_force, clouds
 from helpers import assert_same, on_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from adasim.neighbors import QuantizedRows, merge, search
 from adasim.neighbors import search as search_function
 from adasim.neighbors.quantized import int8_is_faster
 from adasim.neighbors.scan import Int8Scorer, TooManyCandidatesError, scan
-
-
-def brute_force(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    similarities = torch.full((len(queries), k), -torch.inf)
-    ids = torch.full((len(queries), k), -1)
-    for b, q in enumerate(queries):
-        if not torch.isfinite(q).all():
-            continue
-        scores = (q.double() * rows.double()).sum(1).float().tolist()
-        usable = torch.isfinite(rows).all(1).tolist()
-        scored = sorted((-score, i) for i, score in enumerate(scores) if usable[i])
-        for rank, (score, i) in enumerate(scored[:k]):
-            similarities[b, rank], ids[b, rank] = -score, i
-    return similarities, ids
-
-
-def clouds(n: int, dim: int) -> dict[str, Tensor]:
-    """Kinds of rows from spread out to collapsed."""
-    torch.manual_seed(n + dim)
-    random = on_grid(torch.randn(n, dim))
-    centres = torch.randn(1 + n // 50, dim)
-    clustered = on_grid(centres[torch.randint(len(centres), (n,))] + 0.1 * torch.randn(n, dim))
-    duplicated = random[torch.randint(max(1, n // 4), (n,))]
-    half_empty = random * (torch.arange(n) % 2)[:, None]
-    return {
-        "random": random,
-        "clustered": clustered,
-        "alike": on_grid(torch.randn(1, dim) + 0.01 * torch.randn(n, dim)),
-        "duplicated": duplicated,
-        "half empty": half_empty,
-        "identical": random[:1].expand(n, dim).contiguous(),
-        "empty": torch.zeros(n, dim),
-    }
 
 
 @pytest.mark.usefixtures("_force_int8")

@@ -111,7 +111,8 @@ def _nearest(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for start in range(0, len(rows), step):
         part = normalize(rows[start : start + step].float(), dim=1)
         # An int8 copy takes about as long to make as 500 queries take to search; the answer is the same.
-        quantized = QuantizedRows(part) if len(queries) >= _INT8_QUERIES and part.numel() >= 1 << 24 else None
+        worth = part.device.type == "cpu" and len(queries) >= _INT8_QUERIES and part.numel() >= 1 << 24
+        quantized = QuantizedRows(part) if worth else None
         similarities, ids = search(queries, part, min(k, len(part)), quantized=quantized, row_norm=1.001)
         del part, quantized  # before the next ones are made
         lists.append((similarities, ids + start))

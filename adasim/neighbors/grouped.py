@@ -1,0 +1,272 @@
+"""Exact search on an accelerator: a few dozen large operations, and one question to the device.
+
+What costs time there is not arithmetic but starting operations and waiting for their answers, so nothing depends on
+a number that Python would have to read:
+
+    1  a fast product of all queries with a tile of rows; of each GROUP of 64 rows only the largest score is kept
+    2  each query's best groups: one top-k of (B, N / 64)
+    3  the product again, now keeping all 64 scores of the groups that were chosen; the best rows of these
+    4  those rows again in fp64, and ranked as `search` says
+    5  a proof, for all queries at once, that no other row belongs there; only now Python asks who has none
+
+The product is inexact by at most a `margin` for each query (below). A row that was left out scored no more than the
+next group of step 2, or the next row of step 3. If the larger of the two, plus the margin, is below the exact K-th
+score, the list is right, ties and all: a row left out cannot even tie. A query without that proof is searched again
+with fp32 products and many more candidates, and if that fails as well (rows that are all alike, an empty cache), in
+fp64 throughout.
+
+**How inexact.** A query is scaled to s, whose largest entry is 1, and rounded to f, in the type of the product; R
+bounds the norms of the rows. By Cauchy-Schwarz the rounding moves a score by at most |s - f| R, which is measured.
+The sum of D products then loses at most
+
+    fp32, any order           D u |f| R             u = 2^-24 (Higham, 2002)
+    fp16 on tensor cores      (2 D + 16) 2u |f| R
+
+Products of fp16 numbers are exact in fp32. A tensor core adds b of them (4 on V100, 8 on A100, 16 on H100) and the
+running sum in one go: it aligns all to the largest, cuts each off below 2^-23 of that one or finer, adds, and cuts
+the sum to 24 bits (Fasi, Higham, Mikaitis and Pranesh, 2021, doi 10.7717/peerj-cs.330; for later generations
+arXiv 2512.07004; subnormal fp16 numbers are kept). So every product is cut once and the running sum twice in each
+block: D + 2 ceil(D / b) cuts, at most 1.5 D + 2 from b = 4 on. Each is below 2^-23 of a number that is itself at
+most the sum of all |products| <= |f| R. The rest of (2 D + 16) is for kernels that split the sum and add the parts
+in fp32.
+
+Nothing of size B x N is held: the maxima are B N / 64 numbers (1,024 queries, 1.28 million rows: 82 MB), a tile of
+scores 134 MB.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adasim.neighbors.keys import pack, unpack
+from adasim.neighbors.scan import GROUP
+
+_TILE_SCORES = 1 << 25  # of one product: 134 MB of fp32; fewer would mean more operations
+_EXACT_NUMBERS = 1 << 26  # fp64 numbers made at once: 537 MB
+_DENSE_SCORES = 1 << 23  # fp64 scores made at once
+_MEMBERS = 1 << 24  # scores kept of the chosen groups
+_QUERIES = 1024  # searched at once
+# Candidates beyond K, groups as well as rows. The second number is for what a first attempt could not prove.
+_SPARE = (64, 256)
+_CUT = 2.0**-23  # what a tensor core may cut off, relative to the largest number of a sum
+_TOO_LONG = (
+    1e30  # rows whose products might overflow in fp32: an infinite bound, so that nothing inexact is believed
+)
+_U = 2.0**-24  # unit roundoff of fp32
+
+
+class Found(NamedTuple):
+    """Lists of B queries, and which of them are proven."""
+
+    similarities: Tensor  # (B, K) fp32
+    ids: Tensor  # (B, K) int64
+    proven: Tensor  # (B,) bool
+
+
+@torch.no_grad()
+def grouped_search(queries: Tensor, rows: Tensor, k: int, row_norm: float | None) -> tuple[Tensor, Tensor]:
+    """`search` on a device that is not a CPU; arguments and answers are its own. There is at least one row."""
+    queries = queries.float()
+    bad = ~(queries.abs().amax(1) < torch.inf)  # of a NaN nothing is true
+    queries = queries.masked_fill(bad[:, None], 0.0)
+    bound = _largest_norm(rows) if row_norm is None else row_norm if row_norm < _TOO_LONG else torch.inf
+    first = (
+        torch.float16 if rows.dtype == torch.float16 and _has_mixed_product(rows.device) else torch.float32
+    )
+    similarities, ids, proven = _attempt(queries, rows, k, bound, first, _SPARE[0])
+    left = (~(proven | bad)).nonzero()[:, 0]
+    if len(left):
+        found = _attempt(queries[left], rows, k, bound, torch.float32, _SPARE[1])
+        similarities[left], ids[left] = found.similarities, found.ids
+        left = left[(~found.proven).nonzero()[:, 0]]
+    if len(left):
+        similarities[left], ids[left] = _in_fp64(queries[left], rows, k)
+    return similarities.masked_fill(bad[:, None], -torch.inf), ids.masked_fill(bad[:, None], -1)
+
+
+def buffer_bytes(rows: int, dim: int, queries: int, k: int) -> int:
+    """About how much memory a search takes beside its rows of fp16, if its proofs succeed."""
+    queries, groups = min(queries, _QUERIES), -(-rows // GROUP)
+    chosen = queries * min(k + _SPARE[0], groups)
+    maxima, tile = 4 * queries * groups, 4 * min(_TILE_SCORES, queries * groups * GROUP)
+    again = (2 + 8) * min(_EXACT_NUMBERS, chosen * dim)  # as they are, and in fp64
+    return maxima + max(tile + 2 * 4 * chosen * GROUP, again)
+
+
+def margin_of_sums(dim: int, dtype: torch.dtype) -> float:
+    """How far a sum of `dim` products of this type can be off, relative to the norms of both factors."""
+    return (2 * dim + 16) * _CUT if dtype == torch.float16 else dim * _U
+
+
+# ---- one attempt: steps 1 to 5 ----
+
+
+def _attempt(
+    queries: Tensor, rows: Tensor, k: int, row_norm: Tensor | float, dtype: torch.dtype, spare: int
+) -> Found:
+    width = min(k + spare, -(-len(rows) // GROUP))
+    block = min(_QUERIES, max(1, _MEMBERS // (width * GROUP)))
+    parts = [_attempt_block(q, rows, k, row_norm, dtype, spare) for q in queries.split(block)]
+    return parts[0] if len(parts) == 1 else Found(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _attempt_block(
+    q: Tensor, rows: Tensor, k: int, row_norm: Tensor | float, dtype: torch.dtype, spare: int
+) -> Found:
+    tiles = _Tiles(q, rows, row_norm, dtype)
+    groups, members = -(-len(rows) // GROUP), min(k + spare, -(-len(rows) // GROUP))
+    peaks = torch.empty(len(q), groups, device=q.device)
+    for start, stop in tiles.groups:
+        torch.amax(tiles.scores(start, stop), 2, out=peaks[:, start:stop])
+    chosen, next_group = _best(peaks, members)  # (B, G), (B,)
+
+    tile, place = chosen // tiles.size, chosen % tiles.size
+    scores = peaks  # of the chosen groups, (B, G, GROUP)
+    for number, (start, stop) in reversed(list(enumerate(tiles.groups))):  # the last one is still there
+        at = place if stop - start == tiles.size else place.clamp(max=stop - start - 1)
+        here = tiles.scores(start, stop).gather(1, at[:, :, None].expand(-1, -1, GROUP))
+        first = stop == groups  # what it says of groups in other tiles will be overwritten
+        scores = here if first else torch.where((tile == number)[:, :, None], here, scores)
+    at, next_row = _best(scores.flatten(1), min(k + spare, members * GROUP))  # (B, M), (B,)
+    ids = torch.add(at % GROUP, chosen.gather(1, at // GROUP), alpha=GROUP).sort(dim=1).values
+
+    tiles.latest = None  # make room
+    exact = _exact_scores(tiles.q, rows, ids)
+    similarities, order = exact.sort(
+        dim=1, descending=True, stable=True
+    )  # among equals the smaller id comes first
+    similarities, ids = _padded(similarities, ids.gather(1, order), k)
+    reached = torch.maximum(next_group, next_row) + tiles.margin  # no row that was left out scores more
+    # -inf: nothing was left out but rows that are not finite.
+    return Found(similarities, ids, (reached < similarities[:, -1] / tiles.unit) | (reached == -torch.inf))
+
+
+class _Tiles:
+    """Inexact scores of scaled queries with tiles of rows: |score - truth / unit| <= margin."""
+
+    def __init__(self, q: Tensor, rows: Tensor, row_norm: Tensor | float, dtype: torch.dtype) -> None:
+        self.rows, self.dtype = rows, dtype
+        self.size = max(1, _TILE_SCORES // len(q) // GROUP)  # groups of one tile
+        count = -(-len(rows) // GROUP)
+        self.groups = [(start, min(start + self.size, count)) for start in range(0, count, self.size)]
+        self.q = q.double()
+        largest = self.q.abs().amax(1, keepdim=True).clamp_(min=2.0**-60)
+        scaled = self.q / largest  # (B, D), so that fp16 neither overflows nor underflows
+        self.factor = scaled.to(dtype)
+        self.unit = largest[:, 0]
+        self.latest: tuple[int, Tensor] | None = None
+        rounding = torch.linalg.vector_norm(scaled - self.factor, dim=1)
+        norms = torch.linalg.vector_norm(scaled, dim=1)
+        # 2 cuts: the exact score is rounded to fp32, and must stay below the K-th, which is.
+        margin = torch.add(rounding, norms, alpha=margin_of_sums(rows.shape[1], dtype) + 2 * _CUT)
+        # 1 %: terms of second order. The constant: what underflows in a product, or in the exact score (2^-148,
+        # times 2^60 at most).
+        self.margin = margin * (1.01 * row_norm) + (rows.shape[1] * 2.0**-126 + 2.0**-88)
+
+    def scores(self, start: int, stop: int) -> Tensor:
+        """(B, groups, GROUP) of the groups from start to stop; -inf where there are no rows."""
+        if self.latest is None or self.latest[0] != start:
+            self.latest = None  # make room first
+            self.latest = start, self._product(start, stop)
+        return self.latest[1]
+
+    def _product(self, start: int, stop: int) -> Tensor:
+        z = self.rows[start * GROUP : stop * GROUP]
+        if self.dtype == torch.float16:
+            scores = torch.mm(self.factor, z.T, out_dtype=torch.float32)
+        else:
+            scores = self.factor @ z.float().T
+        missing = (stop - start) * GROUP - len(z)
+        if missing:
+            scores = F.pad(scores, (0, missing), value=-torch.inf)
+        return scores.unflatten(1, (-1, GROUP))
+
+
+def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Where the `count` largest stand, and the next one's value. NaN counts as +inf: fp64 will say what it is."""
+    scores.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    if scores.shape[1] <= count:
+        every = torch.arange(scores.shape[1], device=scores.device).expand(len(scores), -1)
+        return every, scores.new_full((len(scores),), -torch.inf)
+    top = scores.topk(count + 1, dim=1)
+    return top.indices[:, :count], top.values[:, count]
+
+
+def _exact_scores(q64: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """fp64 inner products of each query with its rows (B, M), rounded to fp32; -inf where that is not finite."""
+    at_once = max(1, _EXACT_NUMBERS // (ids.shape[1] * rows.shape[1]))
+    inside = ids if len(rows) % GROUP == 0 else ids.clamp(max=len(rows) - 1)
+    exact = [
+        torch.bmm(rows[i].double(), b[:, :, None])[:, :, 0]
+        for b, i in zip(q64.split(at_once), inside.split(at_once), strict=True)
+    ]
+    scores = (torch.cat(exact) if len(exact) > 1 else exact[0]).float()
+    scores.nan_to_num_(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+    if inside is not ids:  # the last group has fewer rows than places
+        scores.masked_fill_(ids >= len(rows), -torch.inf)
+    return scores + 0.0  # no negative zero
+
+
+def _padded(similarities: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The first K of lists (B, M), best first; padding, and a row that is not finite, is -inf and -1."""
+    missing = max(0, k - ids.shape[1])
+    if missing:
+        similarities, ids = F.pad(similarities, (0, missing), value=-torch.inf), F.pad(ids, (0, missing))
+    similarities, ids = similarities[:, :k], ids[:, :k]
+    return similarities, ids.masked_fill(similarities == -torch.inf, -1)
+
+
+# ---- where nothing inexact helps ----
+
+
+def _in_fp64(q: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """All scores in fp64, tile by tile."""
+    q64 = q.double()
+    tile = max(GROUP, _DENSE_SCORES // len(q))
+    best: list[Tensor] = []  # keys (B, up to K) of the rows so far, and of the latest tile
+    for start in range(0, len(rows), tile):
+        z = rows[start : start + tile].double()
+        scores = (q64 @ z.T).float() + 0.0  # (B, T)
+        scores.nan_to_num_(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        keys = pack(scores, torch.arange(start, start + len(z), device=q.device))
+        best = [torch.cat([*best, keys], 1)]
+        best = [best[0].topk(min(k, best[0].shape[1]), dim=1).values]
+    return _padded(*unpack(best[0]), k)
+
+
+# ---- what is known of rows and devices ----
+
+
+def _largest_norm(rows: Tensor) -> Tensor:
+    """Norm of the longest finite row, fp64, left on the device."""
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    longest = norms.nan_to_num_(nan=0.0, posinf=0.0).amax()
+    return torch.where(longest < _TOO_LONG, longest, torch.inf)
+
+
+def _has_mixed_product(device: torch.device) -> bool:
+    """Whether fp16 products are summed in fp32, as the bound for tensor cores supposes.
+
+    NVIDIA's do, from torch 2.8 on, unless the program has allowed sums in fp16. AMD's may flush subnormal numbers.
+    """
+    short_sums = getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
+    return (
+        device.type == "cuda" and torch.version.hip is None and not short_sums and _mixed_product_runs(device)
+    )
+
+
+@lru_cache
+def _mixed_product_runs(device: torch.device) -> bool:
+    try:
+        ones = torch.ones(16, 16, dtype=torch.float16, device=device)
+        return torch.mm(ones, ones, out_dtype=torch.float32).dtype == torch.float32
+    except (
+        TypeError,
+        RuntimeError,
+    ):  # torch before 2.8; a backend without it (NotImplementedError is a RuntimeError)
+        return False
