@@ -18,7 +18,7 @@ from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.workspace import workspace
 
 GROUP = 64  # columns that share one maximum: the first, cheap look at a tile
-_SMALL_GROUP = 32  # where there would be few groups; the maxima of fewer columns take longer
+SMALL_GROUP = 32  # where there would be few groups; the maxima of fewer columns take longer
 _TABLE = 1 << 20  # places of a table that is made at once
 _U = 2.0**-24  # unit roundoff of fp32
 
@@ -130,7 +130,7 @@ def scan(scorer: Scorer, n: int, k: int, tile: int) -> Candidates:
     by its elements only in the groups that may hold a candidate.
     """
     unit = scorer.unit
-    tiles = _Tiles(scorer, GROUP if n >= 8 * k * GROUP else _SMALL_GROUP)
+    tiles = _Tiles(scorer, GROUP if n >= 8 * k * GROUP else SMALL_GROUP)
     # The rows that give the first floor. A large K is worth a pass of its own: a floor that rises late lets too
     # many pairs through on the way.
     first = min(n, tile) if k <= scorer.one_pass else n

@@ -15,10 +15,14 @@ Nothing of size B x N is ever held.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from adasim.neighbors.exact import exact_scores
 from adasim.neighbors.keys import pack, unpack
+from adasim.neighbors.one_tile import search_one_tile
 from adasim.neighbors.precision import ieee_products
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.scan import (
@@ -26,16 +30,15 @@ from adasim.neighbors.scan import (
     Candidates,
     FloatScorer,
     Int8Scorer,
+    Scorer,
     TooManyCandidatesError,
     best_of_each,
     group_max,
     scan,
 )
-from adasim.neighbors.workspace import workspace
 
 _TILE_SCORES = 1 << 21  # scores per tile: 8 MB, still in the cache when they are looked at
 _QUERIES = 512  # queries per pass over the rows
-_PAIRS = 1024  # candidates rescored at once
 
 
 def search(
@@ -70,6 +73,9 @@ def search(
         )
     if k < 1:
         raise ValueError(f"k={k} must be at least 1")
+    if queries.device.type == "cpu" and 0 < len(queries) <= _QUERIES and len(rows) and math.isfinite(queries.sum()):
+        with ieee_products(queries.device):  # one block, and no query to be left out, as nearly always
+            return _search_block(queries.float(), rows, k, quantized, row_norm)
     similarities = queries.new_full((len(queries), k), -torch.inf, dtype=torch.float32)
     ids = torch.full((len(queries), k), -1, dtype=torch.int64, device=queries.device)
     finite = torch.isfinite(queries).all(1).nonzero()[:, 0]
@@ -95,40 +101,29 @@ def _search_block(
     q: Tensor, rows: Tensor, k: int, quantized: QuantizedRows | None, row_norm: float | None
 ) -> tuple[Tensor, Tensor]:
     tile = _TILE_SCORES // max(len(q), 64) // GROUP * GROUP
+
+    def ranked(scorer: Scorer) -> tuple[Tensor, Tensor]:
+        if len(rows) <= tile and q.device.type == "cpu":
+            return search_one_tile(q, rows, k, scorer)
+        return _rank(q, rows, scan(scorer, len(rows), k, tile), k)
+
     if quantized is not None and quantized.worth_trying():
         try:
-            return _rank(q, rows, scan(Int8Scorer(q, quantized), len(rows), k, tile), k)
+            return ranked(Int8Scorer(q, quantized))
         except TooManyCandidatesError:
             quantized.failed()
     try:
-        return _rank(q, rows, scan(FloatScorer(q, rows, row_norm), len(rows), k, tile), k)
+        return ranked(FloatScorer(q, rows, row_norm))
     except TooManyCandidatesError:  # so many near ties that fp32 cannot tell them apart
         return _dense(q, rows, k, tile)
 
 
 def _rank(q: Tensor, rows: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor]:
     """Score the candidates in fp64, then take each query's K best."""
-    scores = _exact_scores(q, rows, candidates)
+    scores = exact_scores(q, rows, candidates.queries, candidates.ids)
     keys = pack(scores, candidates.ids)
     keys.masked_fill_(~torch.isfinite(scores), torch.iinfo(torch.int64).min)
     return _unpacked(best_of_each(keys, candidates.counts, k))
-
-
-def _exact_scores(q: Tensor, rows: Tensor, candidates: Candidates) -> Tensor:
-    """fp64 inner products of the pairs, rounded to fp32: (M,)."""
-    q64, dim = q.double(), q.shape[1]
-    scores = q.new_empty(len(candidates.ids))
-    start = 0
-    for b, ids in zip(candidates.queries.split(_PAIRS), candidates.ids.split(_PAIRS), strict=True):
-        z = workspace.empty("rows", (len(ids), dim), rows.dtype, q.device)
-        products, factors = (
-            workspace.empty(name, (len(ids), dim), torch.float64, q.device) for name in ("products", "factors")
-        )
-        torch.index_select(rows, 0, ids, out=z)
-        torch.index_select(q64, 0, b, out=factors)
-        scores[start : start + len(ids)] = products.copy_(z).mul_(factors).sum(1)
-        start += len(ids)
-    return scores.add_(0.0)  # no negative zero
 
 
 def _dense(q: Tensor, rows: Tensor, k: int, tile: int) -> tuple[Tensor, Tensor]:

@@ -16,17 +16,17 @@ class Workspace(threading.local):
     """Tensors by name, for each thread its own. What is in one lasts until the same name is asked for again."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self.kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """As `torch.empty`, contiguous. Accelerators have an allocator that keeps memory: they get fresh tensors."""
         if device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=device)
         count = math.prod(shape)
-        flat = self.kept.get((name, dtype, device))
-        if flat is None or len(flat) < count:
+        flat = self.kept.get((name, dtype))
+        if flat is None or flat.shape[0] < count:
             with torch.inference_mode(False):  # else it could be used in that mode alone
-                flat = self.kept[name, dtype, device] = torch.empty(count, dtype=dtype, device=device)
+                flat = self.kept[name, dtype] = torch.empty(count, dtype=dtype)
         return flat[:count].view(shape)
 
 
