@@ -314,7 +314,8 @@ class NeighborMemory:
             raise ValueError(f"features must be ({len(ids)}, {self.dim}), got {tuple(features.shape)}")
         features = features.detach().to(self.cache.device, torch.float32)
         if features.device.type == "cpu" and math.isfinite(features.sum()):  # no row to be skipped, as nearly always
-            return ids, on_grid(F.normalize(features, dim=1))
+            norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_(min=1e-12)  # as F.normalize
+            return ids, on_grid(features / norms)
         valid = torch.isfinite(features).all(1, keepdim=True)
         queries = F.normalize(torch.where(valid, features, 0.0), dim=1)
         return ids, torch.where(valid, on_grid(queries), torch.nan)
@@ -329,19 +330,29 @@ class NeighborMemory:
     def _write(self, ids: Tensor, queries: Tensor, similarities: Tensor, neighbours: Tensor) -> None:
         """Keep features and lists of the images held here."""
         ids = ids.to(self.cache.device)
-        held = (ids >= self.rows.start) & (ids < self.rows.stop) & torch.isfinite(queries[:, 0])
-        batch = held.nonzero()[:, 0]
-        batch = batch[_last_occurrence(ids[batch])]
+        batch = self._to_write(ids, queries)
         places = self._places(ids[batch])
         written = queries[batch].to(self.cache.dtype)
         self.cache[places] = written
-        if self._quantized is not None and len(batch):
+        if self._quantized is not None and len(written):
             self._quantized.write(places, written)
         places = places.cpu()
         self.current_ids[places] = neighbours[batch].to("cpu", torch.int32)
         # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
         self.current_similarities[places] = on_grid(similarities[batch].clamp(-1, 1)).cpu()
         self._observing = True
+
+    def _to_write(self, ids: Tensor, queries: Tensor) -> slice | Tensor:
+        """Which of a batch are kept here: finite ones of images held here; of an image that stands twice, the last."""
+        if ids.device.type == "cpu" and len(ids):
+            ascending = np.sort(ids.numpy())
+            held = ascending[0] >= self.rows.start and ascending[-1] < self.rows.stop
+            distinct = not (ascending[1:] == ascending[:-1]).any()
+            if held and distinct and math.isfinite(queries[:, 0].sum()):
+                return slice(None)  # all, as nearly always where there is one process
+        batch = (ids >= self.rows.start) & (ids < self.rows.stop) & torch.isfinite(queries[:, 0])
+        places = batch.nonzero()[:, 0]
+        return places[_last_occurrence(ids[places])]
 
     def _held(self) -> Tensor:
         return torch.arange(self.rows.start, self.rows.stop)
@@ -400,10 +411,6 @@ class NeighborMemory:
 
 def _last_occurrence(ids: Tensor) -> Tensor:
     """Positions of each distinct id's last place."""
-    if ids.device.type == "cpu":
-        ascending = np.sort(ids.numpy())
-        if not (ascending[1:] == ascending[:-1]).any():  # as nearly always
-            return torch.arange(len(ids))
     order = ids.argsort(stable=True)
     ordered = ids[order]
     last = torch.ones_like(ordered, dtype=torch.bool)

@@ -40,12 +40,15 @@ def search_one_tile(q: Tensor, rows: Tensor, k: int, scorer: Scorer) -> tuple[Te
 
 def _candidates(scorer: Scorer, n: int, k: int) -> tuple[Array, Array]:
     """Queries and ids, (M,) each, of every pair that may be among the K best: by query, then by id."""
-    group = GROUP if n >= 8 * k * GROUP else SMALL_GROUP
+    group = GROUP if n >= 3 * k * GROUP else SMALL_GROUP
     scores, peaks = _scores_and_peaks(scorer, n, group)  # (B, T), (B, groups)
     batch, groups = peaks.shape
     unit, margins = scorer.unit.numpy(), scorer.group_margins(0, n, group).numpy()
     # A lower bound on each query's K-th best score: the best rows of K groups reach it.
-    floor = _about_kth_largest(peaks * unit - margins, k)  # (B, 1)
+    if margins.shape[1] == 1:
+        floor = _about_kth_largest(peaks, k) * unit - margins  # (B, 1)
+    else:
+        floor = _about_kth_largest(peaks * unit - margins, k)
     needed = _at_least((floor - margins) / unit, scores.dtype)  # what a score must reach
     at = np.flatnonzero(peaks >= needed)  # of B x groups
     members = scores.reshape(-1, group)[at]  # (M, group)
@@ -93,7 +96,7 @@ def _about_kth_largest(values: Array, k: int) -> Array:
     width = values.shape[1]
     if width < k:
         return np.full((len(values), 1), -np.inf)
-    short = np.partition(values.astype(np.float32), width - k, axis=1)[:, width - k, None]
+    short = np.partition(values.astype(np.float32, copy=False), width - k, axis=1)[:, width - k, None]
     return np.nextafter(short, np.float32(-np.inf)).astype(np.float64)
 
 
