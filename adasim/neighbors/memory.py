@@ -313,8 +313,12 @@ class NeighborMemory:
         if features.shape != (len(ids), self.dim):
             raise ValueError(f"features must be ({len(ids)}, {self.dim}), got {tuple(features.shape)}")
         features = features.detach().to(self.cache.device, torch.float32)
-        if features.device.type == "cpu" and math.isfinite(features.sum()):  # no row to be skipped, as nearly always
-            norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_(min=1e-12)  # as F.normalize
+        if features.device.type == "cpu" and math.isfinite(
+            features.sum()
+        ):  # no row to be skipped, as nearly always
+            norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_(
+                min=1e-12
+            )  # as F.normalize
             return ids, on_grid(features / norms)
         valid = torch.isfinite(features).all(1, keepdim=True)
         queries = F.normalize(torch.where(valid, features, 0.0), dim=1)
@@ -343,16 +347,16 @@ class NeighborMemory:
         self._observing = True
 
     def _to_write(self, ids: Tensor, queries: Tensor) -> slice | Tensor:
-        """Which of a batch are kept here: finite ones of images held here; of an image that stands twice, the last."""
+        """Which of a batch to keep: finite ones of images held here; of one that stands twice, the last."""
         if ids.device.type == "cpu" and len(ids):
             ascending = np.sort(ids.numpy())
             held = ascending[0] >= self.rows.start and ascending[-1] < self.rows.stop
             distinct = not (ascending[1:] == ascending[:-1]).any()
             if held and distinct and math.isfinite(queries[:, 0].sum()):
                 return slice(None)  # all, as nearly always where there is one process
-        batch = (ids >= self.rows.start) & (ids < self.rows.stop) & torch.isfinite(queries[:, 0])
-        places = batch.nonzero()[:, 0]
-        return places[_last_occurrence(ids[places])]
+        kept = (ids >= self.rows.start) & (ids < self.rows.stop) & torch.isfinite(queries[:, 0])
+        batch = kept.nonzero()[:, 0]
+        return batch[_last_occurrence(ids[batch])]
 
     def _held(self) -> Tensor:
         return torch.arange(self.rows.start, self.rows.stop)

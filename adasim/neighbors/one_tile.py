@@ -52,7 +52,11 @@ def _candidates(scorer: Scorer, n: int, k: int) -> tuple[Array, Array]:
     needed = _at_least((floor - margins) / unit, scores.dtype)  # what a score must reach
     at = np.flatnonzero(peaks >= needed)  # of B x groups
     members = scores.reshape(-1, group)[at]  # (M, group)
-    needed = np.broadcast_to(needed, peaks.shape).reshape(-1)[at] if needed.shape[1] > 1 else needed[at // groups, 0]
+    needed = (
+        np.broadcast_to(needed, peaks.shape).reshape(-1)[at]
+        if needed.shape[1] > 1
+        else needed[at // groups, 0]
+    )
     inside = np.flatnonzero(members >= needed[:, None])  # of M x group
     if len(inside) > batch * (2 * k + 64 + n // 8):
         raise TooManyCandidatesError

@@ -225,7 +225,9 @@ class _Tiles:
         needed = _at_least((floor - self.margins) / unit, scores.dtype)  # what a score must reach
         at = _flat_nonzero(self.peaks >= needed)  # (M,) of B x groups
         members = scores.view(-1, self.group).index_select(0, at)  # (M, GROUP)
-        needed = needed.expand_as(self.peaks).reshape(-1)[at] if needed.shape[1] > 1 else needed[at // groups, 0]
+        needed = (
+            needed.expand_as(self.peaks).reshape(-1)[at] if needed.shape[1] > 1 else needed[at // groups, 0]
+        )
         inside = _flat_nonzero(members >= needed[:, None])  # of M x GROUP
         m = inside // self.group
         at = at[m]

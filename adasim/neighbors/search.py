@@ -10,7 +10,7 @@ For vectors on the grid of 2^-24 with norms of at most 1 (what `NeighborMemory` 
 it) an fp64 sum is exact in any order, so this identity is a theorem. For other inputs it holds except where a
 true score lies within about 1e-15 of a rounding boundary of fp32.
 
-Nothing of size B x N is ever held.
+Nothing of size B x N is ever held where that is more than 32 MB.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from adasim.neighbors.scan import (
 )
 
 _TILE_SCORES = 1 << 21  # scores per tile: 8 MB, still in the cache when they are looked at
+_ONE_TILE = 1 << 23  # scores up to which there is one tile alone: 32 MB, kept from search to search
 _QUERIES = 512  # queries per pass over the rows
 
 
@@ -73,7 +74,12 @@ def search(
         )
     if k < 1:
         raise ValueError(f"k={k} must be at least 1")
-    if queries.device.type == "cpu" and 0 < len(queries) <= _QUERIES and len(rows) and math.isfinite(queries.sum()):
+    if (
+        queries.device.type == "cpu"
+        and 0 < len(queries) <= _QUERIES
+        and len(rows)
+        and math.isfinite(queries.sum())
+    ):
         with ieee_products(queries.device):  # one block, and no query to be left out, as nearly always
             return _search_block(queries.float(), rows, k, quantized, row_norm)
     similarities = queries.new_full((len(queries), k), -torch.inf, dtype=torch.float32)
@@ -103,7 +109,7 @@ def _search_block(
     tile = _TILE_SCORES // max(len(q), 64) // GROUP * GROUP
 
     def ranked(scorer: Scorer) -> tuple[Tensor, Tensor]:
-        if len(rows) <= tile and q.device.type == "cpu":
+        if len(q) * len(rows) <= _ONE_TILE and q.device.type == "cpu":
             return search_one_tile(q, rows, k, scorer)
         return _rank(q, rows, scan(scorer, len(rows), k, tile), k)
 
