@@ -67,7 +67,7 @@ class FloatScorer:
         self.q, self.rows = q, rows
         self.unit = torch.ones(len(q), 1, dtype=torch.float64, device=q.device)
         self.row_norm = largest_norm(rows) if row_norm is None else row_norm
-        gamma = 1.02 * (rows.shape[1] + 2) * _U  # + 2: the score itself is rounded to fp32
+        gamma = 1.01 * (rows.shape[1] + 2) * _U  # + 2: the score itself is rounded to fp32
         norms = torch.linalg.vector_norm(q, dim=1, keepdim=True, dtype=torch.float64)
         self.margin = gamma * norms * self.row_norm + 1e-36  # (B, 1)
 

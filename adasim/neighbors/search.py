@@ -78,7 +78,7 @@ def search(
         queries.device.type == "cpu"
         and 0 < len(queries) <= _QUERIES
         and len(rows)
-        and math.isfinite(queries.sum())
+        and math.isfinite(queries.detach().sum())
     ):
         with ieee_products(queries.device):  # one block, and no query to be left out, as nearly always
             return _search_block(queries.float(), rows, k, quantized, row_norm)
