@@ -11,11 +11,13 @@ for epoch in range(epochs):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cached_property
 from operator import index
 from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -311,6 +313,13 @@ class NeighborMemory:
         if features.shape != (len(ids), self.dim):
             raise ValueError(f"features must be ({len(ids)}, {self.dim}), got {tuple(features.shape)}")
         features = features.detach().to(self.cache.device, torch.float32)
+        if features.device.type == "cpu" and math.isfinite(
+            features.sum()
+        ):  # no row to be skipped, as nearly always
+            norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_(
+                min=1e-12
+            )  # as F.normalize
+            return ids, on_grid(features / norms)
         valid = torch.isfinite(features).all(1, keepdim=True)
         queries = F.normalize(torch.where(valid, features, 0.0), dim=1)
         return ids, torch.where(valid, on_grid(queries), torch.nan)
@@ -327,19 +336,32 @@ class NeighborMemory:
         skipped = torch.isnan(queries[:, 0])
         # The lists are kept in main memory: what decides who is written goes there with them, in one transfer.
         ids, skipped, similarities, neighbours = _on_cpu(ids, skipped, similarities, neighbours)
-        held = (ids >= self.rows.start) & (ids < self.rows.stop) & ~skipped
-        batch = held.nonzero()[:, 0]
-        batch = batch[_last_occurrence(ids[batch])]
+        batch = self._to_write(ids, skipped)
         places = self._places(ids[batch])
         self.current_ids[places] = neighbours[batch].int()
         # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
         self.current_similarities[places] = on_grid(similarities[batch].clamp(-1, 1))
         self._observing = True
-        batch, places = torch.stack([batch, places]).to(self.cache.device, non_blocking=True)
+        if isinstance(batch, slice):
+            places = places.to(self.cache.device, non_blocking=True)
+        else:
+            batch, places = torch.stack([batch, places]).to(self.cache.device, non_blocking=True)
         written = queries[batch].to(self.cache.dtype)
         self.cache[places] = written
-        if self._quantized is not None and len(batch):
+        if self._quantized is not None and len(written):
             self._quantized.write(places, written)
+
+    def _to_write(self, ids: Tensor, skipped: Tensor) -> slice | Tensor:
+        """Which of a batch to keep: finite ones of images held here; of one that stands twice, the last."""
+        if len(ids):
+            ascending = np.sort(ids.numpy())
+            held = ascending[0] >= self.rows.start and ascending[-1] < self.rows.stop
+            distinct = not (ascending[1:] == ascending[:-1]).any()
+            if held and distinct and not skipped.any():
+                return slice(None)  # all, as nearly always where there is one process
+        kept = (ids >= self.rows.start) & (ids < self.rows.stop) & ~skipped
+        batch = kept.nonzero()[:, 0]
+        return batch[_last_occurrence(ids[batch])]
 
     def _held(self) -> Tensor:
         return torch.arange(self.rows.start, self.rows.stop)

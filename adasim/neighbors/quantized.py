@@ -22,6 +22,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from adasim.neighbors.workspace import workspace
+
 _CHUNK = 1 << 14  # rows converted at once
 _SAMPLE = 4096  # rows looked at to choose mean and scale
 _U = 2.0**-24  # unit roundoff of fp32
@@ -66,9 +68,12 @@ class QuantizedRows:
         left_out = torch.linalg.vector_norm(q.double() - codes.double() * scale.double(), dim=1, keepdim=True)
         return codes.to(torch.int8), scale.double() * self.scale, left_out
 
-    def products_with(self, queries: Tensor) -> Callable[[int, int], Tensor]:
-        """A function of (start, stop): the int32 products (B, stop - start) of codes (B, D) with those rows'."""
-        return lambda start, stop: torch._int_mm(queries, self.codes[start:stop].T)
+    def products_with(self, queries: Tensor) -> Callable[[int, int, Tensor | None], Tensor]:
+        """A function of (start, stop, out): the int32 products (B, stop - start) of codes (B, D) with those rows'.
+
+        `out` is where to put them, if not None.
+        """
+        return lambda start, stop, out: _int8_product(queries, self.codes[start:stop].T, out)
 
     def worth_trying(self) -> bool:
         """False where int8 is slow, and for a while after the bound pruned too little."""
@@ -94,6 +99,14 @@ class QuantizedRows:
         self.error[where] = error * slack + 8 * _U * size
         self.reach[where] = torch.linalg.vector_norm(reach, dim=1) * slack
         self.row_norm = max(self.row_norm, float(size.max()) * slack)
+
+
+def _int8_product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
+    """(B, T) int32 on a CPU."""
+    if out is None or out.is_contiguous():
+        return torch._int_mm(a, b, out=out) if out is not None else torch._int_mm(a, b)
+    whole = workspace.empty("int8 product", (len(a), b.shape[1]), torch.int32, a.device)
+    return out.copy_(torch._int_mm(a, b, out=whole))
 
 
 def _best_scale(centred: Tensor) -> float:

@@ -11,16 +11,20 @@ For vectors on the grid of 2^-24 with norms of at most 1 (what `NeighborMemory` 
 it) an fp64 sum is exact in any order, so this identity is a theorem. For other inputs it holds except where a
 true score lies within about 1e-15 of a rounding boundary of fp32.
 
-Nothing of size B x N is ever held.
+Nothing of size B x N is ever held where that is more than 32 MB.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from adasim.neighbors.exact import exact_scores
 from adasim.neighbors.grouped import grouped_search
 from adasim.neighbors.keys import pack, unpack
+from adasim.neighbors.one_tile import search_one_tile
 from adasim.neighbors.precision import ieee_products
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.scan import (
@@ -28,14 +32,16 @@ from adasim.neighbors.scan import (
     Candidates,
     FloatScorer,
     Int8Scorer,
+    Scorer,
     TooManyCandidatesError,
+    best_of_each,
     group_max,
     scan,
 )
 
 _TILE_SCORES = 1 << 21  # scores per tile: 8 MB, still in the cache when they are looked at
+_ONE_TILE = 1 << 23  # scores up to which there is one tile alone: 32 MB, kept from search to search
 _QUERIES = 512  # queries per pass over the rows
-_PAIRS = 4096  # candidates rescored at once
 
 
 def search(
@@ -70,6 +76,14 @@ def search(
         )
     if k < 1:
         raise ValueError(f"k={k} must be at least 1")
+    if (
+        queries.device.type == "cpu"
+        and 0 < len(queries) <= _QUERIES
+        and len(rows)
+        and math.isfinite(queries.detach().sum())
+    ):
+        with ieee_products(queries.device):  # one block, and no query to be left out, as nearly always
+            return _search_block(queries.float(), rows, k, quantized, row_norm)
     similarities = queries.new_full((len(queries), k), -torch.inf, dtype=torch.float32)
     ids = torch.full((len(queries), k), -1, dtype=torch.int64, device=queries.device)
     if len(rows) == 0 or len(queries) == 0:
@@ -95,57 +109,34 @@ def merge(similarities: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return similarities.gather(1, order), ids.gather(1, order)
 
 
+@torch.no_grad()
 def _search_block(
     q: Tensor, rows: Tensor, k: int, quantized: QuantizedRows | None, row_norm: float | None
 ) -> tuple[Tensor, Tensor]:
     tile = _TILE_SCORES // max(len(q), 64) // GROUP * GROUP
+
+    def ranked(scorer: Scorer) -> tuple[Tensor, Tensor]:
+        if len(q) * len(rows) <= _ONE_TILE and q.device.type == "cpu":
+            return search_one_tile(q, rows, k, scorer)
+        return _rank(q, rows, scan(scorer, len(rows), k, tile), k)
+
     if quantized is not None and quantized.worth_trying():
         try:
-            candidates = scan(Int8Scorer(q, quantized), len(rows), k, tile)
-            return _rank(q, rows, _refine(q, rows, candidates, k, quantized.row_norm), k)
+            return ranked(Int8Scorer(q, quantized))
         except TooManyCandidatesError:
             quantized.failed()
     try:
-        return _rank(q, rows, scan(FloatScorer(q, rows, row_norm), len(rows), k, tile), k)
+        return ranked(FloatScorer(q, rows, row_norm))
     except TooManyCandidatesError:  # so many near ties that fp32 cannot tell them apart
         return _dense(q, rows, k, tile)
 
 
-def _refine(q: Tensor, rows: Tensor, candidates: Candidates, k: int, row_norm: float) -> Candidates:
-    """Those candidates of an int8 scan that fp32 cannot tell from the K best either."""
-    margins = FloatScorer(q, rows, row_norm).margin[:, 0].tolist()
-    order = candidates.queries.argsort(stable=True)
-    per_query = candidates.ids[order].split(torch.bincount(candidates.queries, minlength=len(q)).tolist())
-    kept = []
-    for b, ids in enumerate(per_query):
-        if len(ids) > k:
-            scores = rows.index_select(0, ids).float() @ q[b]
-            ids = ids[scores >= scores.topk(k).values[-1] - 2 * margins[b]]
-        kept.append(ids)
-    counts = torch.tensor([len(ids) for ids in kept], device=q.device)
-    return Candidates(torch.arange(len(q), device=q.device).repeat_interleave(counts), torch.cat(kept))
-
-
 def _rank(q: Tensor, rows: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor]:
     """Score the candidates in fp64, then take each query's K best."""
-    exact = [
-        (q[b].double() * rows[i].double()).sum(1).float()
-        for b, i in zip(candidates.queries.split(_PAIRS), candidates.ids.split(_PAIRS), strict=True)
-    ]
-    scores = torch.cat(exact) + 0.0  # + 0.0: no negative zero
-    finite = torch.isfinite(scores)
-    b, ids, scores = candidates.queries[finite], candidates.ids[finite], scores[finite]
-    order = ids.argsort()
-    order = order[scores[order].argsort(descending=True, stable=True)]
-    order = order[b[order].argsort(stable=True)]  # by query, then by score, then by id
-    b, ids, scores = b[order], ids[order], scores[order]
-    per_query = torch.bincount(b, minlength=len(q))
-    rank = torch.arange(len(b), device=q.device) - (per_query.cumsum(0) - per_query)[b]
-    b, ids, scores, rank = (x[rank < k] for x in (b, ids, scores, rank))
-    top = q.new_full((len(q), k), -torch.inf)
-    top_ids = torch.full((len(q), k), -1, device=q.device)
-    top[b, rank], top_ids[b, rank] = scores, ids
-    return top, top_ids
+    scores = exact_scores(q, rows, candidates.queries, candidates.ids)
+    keys = pack(scores, candidates.ids)
+    keys.masked_fill_(~torch.isfinite(scores), torch.iinfo(torch.int64).min)
+    return _unpacked(best_of_each(keys, candidates.counts, k))
 
 
 def _dense(q: Tensor, rows: Tensor, k: int, tile: int) -> tuple[Tensor, Tensor]:
@@ -167,5 +158,9 @@ def _dense(q: Tensor, rows: Tensor, k: int, tile: int) -> tuple[Tensor, Tensor]:
         if len(b):
             keys = pack(scores[b], torch.arange(start, start + len(z), device=q.device))
             best[b] = torch.cat([best[b], keys], 1).topk(k, dim=1).values
-    similarities, ids = unpack(best)
+    return _unpacked(best)
+
+
+def _unpacked(keys: Tensor) -> tuple[Tensor, Tensor]:
+    similarities, ids = unpack(keys)
     return similarities, torch.where(torch.isfinite(similarities), ids, -1)
