@@ -50,8 +50,8 @@ class ViewsConfig:
     batches. All others, and these without it, are read and cropped by loader processes. Views differ by rounding
     alone."""
     reduced_jpeg: bool = True
-    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where every crop of it stays at least as large as its view:
-    several times faster for photos of cameras. It changes their pixels a little (docs/data.md)."""
+    """Decode a JPEG at 1/4 or 1/8 of its size where every crop of it stays at least as large as its view: twice as
+    fast for photos of cameras, whose pixels it changes a little (docs/data.md)."""
     size: int = 224
     """Side of the global views in pixels."""
     scale: tuple[float, float] = (0.4, 1.0)
