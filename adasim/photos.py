@@ -28,7 +28,7 @@ from adasim.config import (
     SaveConfig,
     ViewsConfig,
 )
-from adasim.data import ImageSet, Unreadable, describe, open_images
+from adasim.data import ImageSet, Unreadable, describe, open_images, worker_count
 from adasim.errors import UserError
 from adasim.methods import DinoSettings, SimSiamSettings
 from adasim.ranks.processes import Distributed
@@ -175,7 +175,7 @@ def _reasons(
         (
             "images",
             f"{len(images):,}",
-            f"about {_size(images)} pixels; read by {config.data.workers} processes",
+            f"about {_size(images)} pixels; read by {worker_count(config.data.workers)} processes",
         ),
         ("machine", device, f"{os.cpu_count()} cores, {scaled(free, 'B')} of memory free"),
         ("model", setting.name, f"{config.method}; the largest of {len(_SETTINGS)} that fits the time"),

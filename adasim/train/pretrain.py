@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adasim import terminal
 from adasim.config import Config
-from adasim.data import ImagesLike, PairLoader, check_same_data, describe, record
+from adasim.data import ImagesLike, PairLoader, check_same_data, describe, record, worker_count
 from adasim.data.sources.handed import source_of
 from adasim.data.sources.record import listing_file
 from adasim.errors import UserError
@@ -97,13 +97,15 @@ def pretrain(
                 config.views,
                 batch_size=config.batch_size,
                 seed=config.seed,
-                workers=config.data.workers,
+                workers=worker_count(config.data.workers),
                 device=ranks.device,
                 max_unreadable=config.data.max_unreadable,
                 rank=ranks.rank,
                 world=ranks.world,
             )
             stack.callback(loader.close)
+        if ranks.is_main:
+            say(loader.how())
         facts = ranks.patiently(
             lambda: record(images, config.data.verify) if ranks.is_main and not resume else {}
         )

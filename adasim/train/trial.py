@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from adasim.config import Config
-from adasim.data import ImageSet, PairLoader
+from adasim.data import ImageSet, PairLoader, worker_count
 from adasim.ranks.devices import autocast
 from adasim.ranks.processes import Distributed
 from adasim.train.optim import set_schedules
@@ -33,7 +33,7 @@ def time_steps(config: Config, images: ImageSet, ranks: Distributed, *, seconds:
         config.views,
         batch_size=config.batch_size,
         seed=config.seed,
-        workers=config.data.workers,
+        workers=worker_count(config.data.workers),
         device=ranks.device,
         max_unreadable=1.0,
     )
