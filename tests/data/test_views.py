@@ -1,4 +1,4 @@
-"""Both view engines against torchvision, operation by operation and as a whole."""
+"""Views against torchvision, operation by operation and as a whole."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from torchvision.transforms.v2 import functional as TF
 from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, Views
-from adasim.data.views import batched, pixels
-from adasim.data.views.parameters import RATIO, UNIFORMS, Params, ViewSettings, draw
+from adasim.data.views import colours, crops
+from adasim.data.views.parameters import RATIO, UNIFORMS, Boxes, Changes, CropDraws, ViewSettings, draw_changes
 from adasim.registry import METHODS
 
 from .pictures import smooth
@@ -19,9 +19,16 @@ from .pictures import smooth
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
-def params_for(settings: ViewSettings, count: int, height: int, width: int, seed: int = 0) -> Params:
+def drawn(
+    settings: ViewSettings, count: int, height: int, width: int, seed: int = 0
+) -> tuple[Boxes, Changes]:
     uniforms = seeding.uniform(seed, "test", 0, torch.arange(count), UNIFORMS)
-    return draw(settings, torch.full((count,), height), torch.full((count,), width), uniforms)
+    sizes = torch.full((count,), height), torch.full((count,), width)
+    return CropDraws.of(settings, uniforms).boxes(*sizes), draw_changes(settings, uniforms)
+
+
+def box(boxes: Boxes, i: int) -> list[int]:
+    return [int(side[i]) for side in (boxes.top, boxes.left, boxes.height, boxes.width)]
 
 
 @pytest.fixture
@@ -31,83 +38,139 @@ def images() -> Tensor:
 
 @pytest.mark.parametrize("size", [32, 24, 96])
 @pytest.mark.parametrize("recipe", ["dino", "simsiam"])
-def test_batched_crops_and_flips_are_torchvisions(images: Tensor, recipe: str, size: int) -> None:
+def test_crops_and_flips_of_a_batch_are_torchvisions(recipe: str, size: int) -> None:
+    images = smooth(12, 40, 36)
     settings = ViewSettings.of(ViewsConfig(**METHODS[recipe].VIEWS, size=size, scale=(0.1, 1.0)), 1)
-    params = params_for(settings, len(images), 40, 36)
-    ours = batched._crop(images, settings, params)
-    assert params.flip.any()
-    assert not params.flip.all()
-    for i, image in enumerate(images):
-        box = [int(side[i]) for side in (params.top, params.left, params.height, params.width)]
+    boxes, changes = drawn(settings, len(images), 40, 36)
+    ours = crops.crop_batch(images, settings, boxes, changes.flip)
+    assert changes.flip.any()
+    assert not changes.flip.all()
+    for i, image in enumerate(images.float() / 255):
         mode = InterpolationMode(settings.interpolation)
-        theirs = TF.resized_crop(image, *box, [size, size], mode, antialias=True).clamp(0, 1)
-        theirs = TF.horizontal_flip(theirs) if params.flip[i] else theirs
+        theirs = TF.resized_crop(image, *box(boxes, i), [size, size], mode, antialias=True).clamp(0, 1)
+        theirs = TF.horizontal_flip(theirs) if changes.flip[i] else theirs
         torch.testing.assert_close(ours[i], theirs, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("recipe", ["dino", "simsiam"])
+def test_the_crop_of_one_image_is_torchvisions(recipe: str, channels_last: bool) -> None:
+    settings = ViewSettings.of(ViewsConfig(**METHODS[recipe].VIEWS, size=64, scale=(0.1, 1.0)), 1)
+    images = smooth(8, 90, 120)
+    if channels_last:  # as decoders lay them out
+        images = images.contiguous(memory_format=torch.channels_last)
+    boxes, _ = drawn(settings, 8, 90, 120)
+    for i, image in enumerate(images):
+        ours = crops.crop_image(image, settings, tuple(box(boxes, i)))  # type: ignore[arg-type]
+        mode = InterpolationMode(settings.interpolation)
+        theirs = TF.resized_crop(image.contiguous(), *box(boxes, i), [64, 64], mode, antialias=True)
+        assert (ours.int() - theirs.int()).abs().max() <= 1
+        assert ours.shape == (3, 64, 64)
+
+
+def test_the_box_of_one_image_is_that_of_the_batch() -> None:
+    settings = ViewSettings.of(ViewsConfig(scale=(0.05, 1.0)), 1)
+    for H, W in ((100, 100), (375, 500), (8, 8), (1, 50), (50, 1), (33, 500)):
+        uniforms = seeding.uniform(1, "test", 0, torch.arange(500), UNIFORMS)
+        draws = CropDraws.of(settings, uniforms)
+        boxes = draws.boxes(torch.full((500,), H), torch.full((500,), W))
+        assert [list(draws.box(i, H, W)) for i in range(500)] == [box(boxes, i) for i in range(500)]
+
+
+def brightness(x: Tensor, f: Tensor) -> None:
+    colours.pull(x, f, 0 * f, 0 * f)
+
+
+def contrast(x: Tensor, f: Tensor) -> None:
+    colours.pull(x, f, 1 - f, 0 * f)
+
+
+def saturation(x: Tensor, f: Tensor) -> None:
+    colours.pull(x, f, 0 * f, 1 - f)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "factors"),
     [
-        (batched._brightness, TF.adjust_brightness, [0.6, 0.9, 1.4]),
-        (batched._contrast, TF.adjust_contrast, [0.6, 0.9, 1.4]),
-        (batched._saturation, TF.adjust_saturation, [0.6, 0.9, 1.4]),
-        (pixels.shift_hue, TF.adjust_hue, [-0.1, 0.0, 0.03, 0.5]),
+        (brightness, TF.adjust_brightness, [0.6, 0.9, 1.4]),
+        (contrast, TF.adjust_contrast, [0.6, 0.9, 1.4]),
+        (saturation, TF.adjust_saturation, [0.6, 0.9, 1.4]),
+        (colours.shift_hue, TF.adjust_hue, [-0.5, -0.1, 0.0, 0.03, 0.5]),
     ],
 )
-def test_batched_colour_changes_are_torchvisions(images: Tensor, ours, theirs, factors) -> None:
+def test_colour_changes_are_torchvisions(images: Tensor, ours, theirs, factors) -> None:
     images[0] = images[0, :1]  # one without colour: its hue is undefined
+    corners = torch.cartesian_prod(*[torch.tensor([0.0, 0.5, 1.0])] * 3)  # two or three channels alike
+    images[1, :, :27, 0] = corners.t()
     for factor in factors:
         expected = torch.stack([theirs(image, factor) for image in images])
-        got = ours(images, torch.full((len(images), 1, 1, 1), factor))
+        got = images.clone()
+        ours(got, torch.full((len(images), 1, 1, 1), factor))
         torch.testing.assert_close(got, expected, atol=5e-6, rtol=0)
 
 
-def test_batched_greyscale_is_torchvisions(images: Tensor) -> None:
-    torch.testing.assert_close(batched._grey(images), TF.rgb_to_grayscale(images), atol=1e-6, rtol=0)
+def test_greyscale_is_torchvisions(images: Tensor) -> None:
+    torch.testing.assert_close(colours.grey(images), TF.rgb_to_grayscale(images), atol=1e-6, rtol=0)
 
 
-def test_both_blurs_are_torchvisions(images: Tensor) -> None:
-    sigmas = torch.linspace(0.1, 2.0, len(images))
-    ours = batched._blur(images[..., :36, :], sigmas)
+@pytest.mark.parametrize("size", [36, 96])  # by matrices, and by shifted copies
+def test_the_blur_is_torchvisions(size: int) -> None:
+    images, sigmas = smooth(12, size, size).float() / 255, torch.linspace(0.1, 2.0, 12)
+    ours = colours.blur(images, sigmas)
     for i, sigma in enumerate(sigmas.tolist()):
-        image = images[i, :, :36]
-        theirs = TF.gaussian_blur(image, [13, 13], [sigma, sigma])
+        theirs = TF.gaussian_blur(images[i], [13, 13], [sigma, sigma])
         torch.testing.assert_close(ours[i], theirs, atol=2e-6, rtol=0)
-        torch.testing.assert_close(pixels.blur(image, sigma), theirs, atol=2e-6, rtol=0)
 
 
-def test_only_chosen_images_are_changed_in_each_images_own_order() -> None:
+@pytest.mark.parametrize("channels", [1, 3])
+def test_only_chosen_images_are_jittered_in_each_images_own_order(channels: int) -> None:
     settings = ViewSettings.of(ViewsConfig(size=36), 1)
-    images = smooth(40, 36, 36).float() / 255
-    params = params_for(settings, 40, 36, 36)
+    images = smooth(40, 36, 36, channels=channels).float() / 255
+    _, changes = drawn(settings, 40, 36, 36)
     changed = images.clone()
-    batched._jitter(changed, params)
+    colours._jitter(changed, changes)
     functions = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
-    assert len({tuple(order) for order in params.order.tolist()}) > 12
+    assert len({tuple(order) for order in changes.order.tolist()}) > 12
     for i, image in enumerate(images):
-        if params.jitter[i]:
-            for which in params.order[i].tolist():
-                image = functions[which](image, float(params.factors[i, which]))
+        if changes.jitter[i]:
+            for which in changes.order[i].tolist():
+                image = functions[which](image, float(changes.factors[i, which]))
         torch.testing.assert_close(changed[i], image, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("view", [1, 2, 3])
 @pytest.mark.parametrize("recipe", ["dino", "simsiam"])
-def test_the_two_engines_make_the_same_views(recipe: str, view: int, channels: int) -> None:
-    """Within the rounding to 8 bits after each of up to seven steps: about a level on average, ten at worst.
+def test_views_are_torchvisions_whether_cropped_in_memory_or_one_by_one(
+    recipe: str, view: int, channels: int
+) -> None:
+    """Within torchvision's rounding to 8 bits after each of up to seven steps: about a level on average, ten at worst.
 
     Solarising turns a difference around level 128 upside down, so those few pixels are left out.
     """
     config = ViewsConfig(**METHODS[recipe].VIEWS, size=32, local_crops=1, local_size=16, **IDENTITY)  # type: ignore[arg-type]
     images, ids = smooth(64, 40, 32, channels=channels), torch.arange(100, 164)
     one = Views(config).batch(list(images), view, seeding.uniform(5, f"view{view}", 2, ids, UNIFORMS))
-    many = BatchedViews(config)(images, view, 5, 2, ids)
-    assert many.shape == one.shape == (64, 3, *([16, 16] if view == 3 else [32, 32]))
-    levels = (one - many).abs() * 255
-    near_threshold = ((many - 0.5).abs() < 12 / 255) if recipe == "dino" and view == 2 else many.isnan()
-    assert levels.mean() < 2
-    assert levels[~near_threshold].max() < 10
+    batched = BatchedViews(config)
+    in_memory = batched(images, view, 5, 2, ids)
+    settings = batched.settings[view]
+    draws = CropDraws.of(settings, seeding.uniform(5, f"view{view}", 2, ids, UNIFORMS))
+    cut = [
+        crops.crop_image(image.expand(3, -1, -1), settings, draws.box(i, 40, 32))
+        for i, image in enumerate(images)
+    ]
+    one_by_one = batched.of_crops(torch.stack(cut), view, 5, 2, ids)
+    solarized = recipe == "dino" and view == 2
+    for many, mean, most in ((in_memory, 2, 10), (one_by_one, 2, 10)):
+        assert many.shape == one.shape == (64, 3, *([16, 16] if view == 3 else [32, 32]))
+        levels = (one - many).abs() * 255
+        near_threshold = ((many - 0.5).abs() < 12 / 255) if solarized else many.isnan()
+        assert levels.mean() < mean
+        assert levels[~near_threshold].max() < most
+    levels = (in_memory - one_by_one).abs() * 255  # only the crop was rounded
+    near_threshold = ((in_memory - 0.5).abs() < 6 / 255) if solarized else in_memory.isnan()
+    assert levels.mean() < 0.5
+    assert levels[~near_threshold].max() < 6
 
 
 def test_a_view_is_a_pure_function_of_its_name(images: Tensor) -> None:
@@ -123,9 +186,10 @@ def test_a_view_is_a_pure_function_of_its_name(images: Tensor) -> None:
 
 def test_a_batched_view_does_not_depend_on_its_neighbours_in_the_batch() -> None:
     views, images, ids = BatchedViews(ViewsConfig(size=32)), smooth(50, 32, 32), torch.arange(50) * 7
-    whole = views(images, 2, 0, 4, ids)
+    whole, finished = views(images, 2, 0, 4, ids), views.of_crops(images.clone(), 2, 0, 4, ids)
     part = torch.tensor([41, 3, 17])
     assert torch.equal(views(images[part], 2, 0, 4, ids[part]), whole[part])
+    assert torch.equal(views.of_crops(images[part], 2, 0, 4, ids[part]), finished[part])
 
 
 def test_a_grey_image_is_expanded_to_three_channels() -> None:
@@ -139,8 +203,8 @@ def test_strength_zero_leaves_only_crop_and_flip() -> None:
     settings = ViewSettings.of(config, 2)
     images, ids = smooth(30, 32, 32), torch.arange(30)
     uniforms = seeding.uniform(0, "view2", 0, ids, UNIFORMS)
-    params = draw(settings, torch.full((30,), 32), torch.full((30,), 32), uniforms)
-    expected = batched._crop(images.float() / 255, settings, params)
+    boxes = CropDraws.of(settings, uniforms).boxes(torch.full((30,), 32), torch.full((30,), 32))
+    expected = crops.crop_batch(images, settings, boxes, draw_changes(settings, uniforms).flip)
     assert torch.equal(BatchedViews(config)(images, 2, 0, 0, ids), expected)
 
 
@@ -159,15 +223,15 @@ def test_probabilities_and_ranges_are_the_published_ones(
 ) -> None:
     n = 40_000  # five standard errors of a share are then at most 0.0125
     settings = ViewSettings.of(ViewsConfig(**METHODS[recipe].VIEWS), view)
-    params = params_for(settings, n, 100, 100)
+    _, params = drawn(settings, n, 100, 100)
     shares = {"flip": 0.5, "jitter": 0.8, "grey": 0.2, "blur": blur, "solarize": solarize}
     for name, share in shares.items():
         assert getattr(params, name).double().mean() == pytest.approx(share, abs=0.0125)
     for column, (centre, spread) in enumerate(zip((1, 1, 1, 0), jitter, strict=True)):
-        drawn = params.factors[:, column]
-        assert drawn.min() >= centre - spread
-        assert drawn.max() <= centre + spread
-        assert drawn.std() == pytest.approx(spread / 3**0.5, rel=0.03)
+        found = params.factors[:, column]
+        assert found.min() >= centre - spread
+        assert found.max() <= centre + spread
+        assert found.std() == pytest.approx(spread / 3**0.5, rel=0.03)
     assert params.sigma.mean() == pytest.approx(1.05, abs=0.02)
     first = params.order[:, 0].bincount(minlength=4) / n
     torch.testing.assert_close(first, torch.full((4,), 0.25), atol=0.0125, rtol=0)
@@ -177,14 +241,14 @@ def test_probabilities_and_ranges_are_the_published_ones(
 def test_crops_are_distributed_as_torchvisions(height: int, width: int) -> None:
     n, scale = 3000, (0.2, 1.0)
     settings = ViewSettings.of(ViewsConfig(scale=scale), 1)
-    ours = params_for(settings, n, height, width)
+    ours, _ = drawn(settings, n, height, width)
     theirs = v2.RandomResizedCrop(8, scale=scale, ratio=RATIO)
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     with seeding.seeded(0):
-        drawn = [theirs.make_params([image]) for _ in range(n)]
+        made = [theirs.make_params([image]) for _ in range(n)]
     for name in ("top", "left", "height", "width"):
         a = getattr(ours, name).double().sort().values
-        b = torch.tensor([d[name] for d in drawn]).double().sort().values
+        b = torch.tensor([d[name] for d in made]).double().sort().values
         grid = torch.cat([a, b])
         gap = (
             torch.searchsorted(a, grid, right=True) - torch.searchsorted(b, grid, right=True)
@@ -194,7 +258,7 @@ def test_crops_are_distributed_as_torchvisions(height: int, width: int) -> None:
 
 def test_a_crop_never_leaves_the_image() -> None:
     for height, width in ((8, 8), (1, 50), (50, 1), (33, 500)):
-        p = params_for(ViewSettings.of(ViewsConfig(scale=(0.05, 1.0)), 1), 500, height, width)
+        p, _ = drawn(ViewSettings.of(ViewsConfig(scale=(0.05, 1.0)), 1), 500, height, width)
         assert (p.top >= 0).all()
         assert (p.left >= 0).all()
         assert (p.height >= 1).all()

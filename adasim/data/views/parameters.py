@@ -1,13 +1,13 @@
-"""What is random about a view: one row of uniforms becomes one set of augmentation parameters.
+"""What is random about a view: one row of uniforms becomes a crop, and the changes of its colours.
 
-Both engines (`per_image`; `batched`, whole batches) take their parameters from here, so one name
-(seed, view, epoch, image id) means the same view in both, up to the rounding of 8-bit pixels.
+Crops are cut in two places (`crops`: from a batch in memory, or one by one in loader processes). Both take their boxes
+from here, so one name (seed, view, epoch, image id) means the same view in both, up to the rounding of 8-bit pixels.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -56,19 +56,25 @@ class ViewSettings:
 
 
 def view_uniforms(seed: int, view: int, epoch: int, ids: Tensor) -> Tensor:
-    """What `draw` makes view number `view` of these images in this epoch from: float64 (B, UNIFORMS), a pure function
-    of the arguments. The only place that says how a view's randomness is named."""
+    """What view number `view` of these images in this epoch is drawn from: float64 (B, UNIFORMS), a pure function of
+    the arguments. The only place that says how a view's randomness is named."""
     return seeding.uniform(seed, f"view{view}", epoch, ids, UNIFORMS)
 
 
 @dataclass(frozen=True)
-class Params:
-    """The parameters of B views; every field has B rows."""
+class Boxes:
+    """Where B crops lie, in whole pixels of images at their full size; every field is int64 (B,)."""
 
     top: Tensor
     left: Tensor
     height: Tensor
     width: Tensor
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What happens to B crops after they are cut, whatever size their images had; every field has B rows."""
+
     flip: Tensor
     jitter: Tensor
     """Whether the colours are jittered at all."""
@@ -81,19 +87,18 @@ class Params:
     sigma: Tensor
     solarize: Tensor
 
+    def part(self, rows: slice) -> Changes:
+        """Those of some of the crops."""
+        return Changes(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-def draw(settings: ViewSettings, heights: Tensor, widths: Tensor, uniforms: Tensor) -> Params:
-    """Parameters for images of these sizes (B,), from uniforms float64 (B, UNIFORMS)."""
-    u = dict(zip(_COLUMNS, uniforms.split(list(_COLUMNS.values()), dim=1), strict=True))
-    top, left, height, width = _crop(settings.scale, heights, widths, u["shape"], u["place"])
+
+def draw_changes(settings: ViewSettings, uniforms: Tensor) -> Changes:
+    """From uniforms float64 (B, UNIFORMS)."""
+    u = _columns(uniforms)
     jitter, grey, blur, solarize = u["apply"].unbind(1)
     ranges = torch.tensor(settings.jitter, dtype=torch.float64)
     neutral = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    return Params(
-        top=top,
-        left=left,
-        height=height,
-        width=width,
+    return Changes(
         flip=u["flip"][:, 0] < 0.5,
         jitter=jitter < settings.jitter_p,
         factors=neutral + ranges * (2 * u["jitter"] - 1),
@@ -105,26 +110,63 @@ def draw(settings: ViewSettings, heights: Tensor, widths: Tensor, uniforms: Tens
     )
 
 
-def _crop(
-    scale: tuple[float, float], heights: Tensor, widths: Tensor, shape: Tensor, place: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """RandomResizedCrop's rule: the first of ten random shapes that fits, else the largest, centred."""
-    H, W = heights.double()[:, None], widths.double()[:, None]
-    low, high = math.log(RATIO[0]), math.log(RATIO[1])
-    area = H * W * (scale[0] + (scale[1] - scale[0]) * shape[:, :_TRIES])  # (B, tries)
-    ratio = (low + (high - low) * shape[:, _TRIES:]).exp()
-    tall, wide = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
-    fits = (tall > 0) & (tall <= H) & (wide > 0) & (wide <= W)
-    first = fits.int().argmax(1, keepdim=True)
-    h, w = tall.gather(1, first), wide.gather(1, first)
-    top = (place[:, :1] * (H - h + 1)).floor()
-    left = (place[:, 1:] * (W - w + 1)).floor()
+@dataclass(frozen=True)
+class CropDraws:
+    """What is random about B crops, before the sizes of their images are known.
 
-    fallback = ~fits.any(1, keepdim=True)
-    if fallback.any():
-        h2 = torch.minimum(H, (W / RATIO[0]).round())
-        w2 = torch.minimum(W, (H * RATIO[1]).round())
-        h, w = torch.where(fallback, h2, h), torch.where(fallback, w2, w)
-        top = torch.where(fallback, ((H - h) / 2).floor(), top)
-        left = torch.where(fallback, ((W - w) / 2).floor(), left)
-    return tuple(t[:, 0].long() for t in (top, left, h, w))  # type: ignore[return-value]
+    The rule is that of torchvision's RandomResizedCrop: the first of ten random shapes that fits, else the largest,
+    centred. `boxes` applies it to a batch, `box` to one image: the same arithmetic, so the same pixels.
+    """
+
+    shares: Tensor
+    """(B, tries): of the image's area."""
+    ratios: Tensor
+    """(B, tries): width over height."""
+    place: Tensor
+    """(B, 2): where between the top and the bottom, the left and the right."""
+
+    @classmethod
+    def of(cls, settings: ViewSettings, uniforms: Tensor) -> CropDraws:
+        u = _columns(uniforms)
+        (least, most), (low, high) = settings.scale, (math.log(ratio) for ratio in RATIO)
+        shape = u["shape"]
+        return cls(
+            shares=least + (most - least) * shape[:, :_TRIES],
+            ratios=(low + (high - low) * shape[:, _TRIES:]).exp(),
+            place=u["place"],
+        )
+
+    def boxes(self, heights: Tensor, widths: Tensor) -> Boxes:
+        """For images of these sizes (B,)."""
+        H, W = heights.double()[:, None], widths.double()[:, None]
+        area = H * W * self.shares
+        tall, wide = (area / self.ratios).sqrt().round(), (area * self.ratios).sqrt().round()  # (B, tries)
+        fits = (tall > 0) & (tall <= H) & (wide > 0) & (wide <= W)
+        first = fits.int().argmax(1, keepdim=True)
+        h, w = tall.gather(1, first), wide.gather(1, first)
+        top = (self.place[:, :1] * (H - h + 1)).floor()
+        left = (self.place[:, 1:] * (W - w + 1)).floor()
+
+        fallback = ~fits.any(1, keepdim=True)
+        if fallback.any():
+            h2 = torch.minimum(H, (W / RATIO[0]).round())
+            w2 = torch.minimum(W, (H * RATIO[1]).round())
+            h, w = torch.where(fallback, h2, h), torch.where(fallback, w2, w)
+            top = torch.where(fallback, ((H - h) / 2).floor(), top)
+            left = torch.where(fallback, ((W - w) / 2).floor(), left)
+        return Boxes(*(t[:, 0].long() for t in (top, left, h, w)))
+
+    def box(self, row: int, H: int, W: int) -> tuple[int, int, int, int]:
+        """Top, left, height and width of one crop: for a single image tensors would cost more than the numbers."""
+        for share, ratio in zip(self.shares[row].tolist(), self.ratios[row].tolist(), strict=True):
+            area = H * W * share
+            h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if 0 < h <= H and 0 < w <= W:
+                down, right = self.place[row].tolist()
+                return math.floor(down * (H - h + 1)), math.floor(right * (W - w + 1)), h, w
+        h, w = min(H, round(W / RATIO[0])), min(W, round(H * RATIO[1]))
+        return (H - h) // 2, (W - w) // 2, h, w
+
+
+def _columns(uniforms: Tensor) -> dict[str, Tensor]:
+    return dict(zip(_COLUMNS, uniforms.split(list(_COLUMNS.values()), dim=1), strict=True))

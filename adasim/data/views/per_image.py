@@ -1,6 +1,4 @@
-"""Views of one image at a time, with torchvision's own operations on 8-bit tensors: the path for real
-photographs.
-"""
+"""Views of one image at a time, with torchvision's own operations on 8-bit tensors: what `BatchedViews` is held to."""
 
 from __future__ import annotations
 
@@ -10,24 +8,20 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.config import ViewsConfig
-from adasim.data.views.parameters import SOLARIZE_FROM, Params, ViewSettings, draw, view_uniforms
-from adasim.data.views.pixels import blur, shift_hue
+from adasim.data.views.parameters import (
+    SOLARIZE_FROM,
+    Changes,
+    CropDraws,
+    ViewSettings,
+    draw_changes,
+    view_uniforms,
+)
 
-
-def _adjust_hue(x: Tensor, shift: float) -> Tensor:
-    return _to_8_bits(shift_hue(x.float() / 255, shift) * 255)
-
-
-def _to_8_bits(x: Tensor) -> Tensor:
-    return x.round_().clamp_(0, 255).to(torch.uint8)
-
-
-_JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, _adjust_hue)
+_JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 
 
 class Views:
-    """Makes the views that a `ViewsConfig` describes. Nothing here draws from a generator: it is safe in
-    threads.
+    """Makes the views that a `ViewsConfig` describes.
 
     >>> view = Views(ViewsConfig(size=32)).make(torch.zeros(3, 48, 64, dtype=torch.uint8), view=1, key=7)
     >>> tuple(view.shape)
@@ -53,34 +47,34 @@ class Views:
         """The views of several images of any sizes, each from its row of uniforms (B, UNIFORMS): (B, 3, S,
         S).
         """
-        heights = torch.tensor([image.shape[-2] for image in images])
-        widths = torch.tensor([image.shape[-1] for image in images])
         settings = self.settings[view]
-        params = draw(settings, heights, widths, uniforms)
-        pixels = torch.stack([_augment(image, settings, params, i) for i, image in enumerate(images)])
-        return TF.normalize(TF.to_dtype(pixels, torch.float32, scale=True), self._mean, self._std)
+        crops, changes = CropDraws.of(settings, uniforms), draw_changes(settings, uniforms)
+        pixels = []
+        for i, image in enumerate(images):
+            box = crops.box(i, *image.shape[-2:])
+            x = TF.resized_crop(
+                image.expand(3, -1, -1),
+                *box,
+                size=[settings.size, settings.size],
+                interpolation=InterpolationMode(settings.interpolation),
+                antialias=True,
+            )
+            pixels.append(_change(x, changes, i))
+        return TF.normalize(TF.to_dtype(torch.stack(pixels), torch.float32, scale=True), self._mean, self._std)
 
 
-def _augment(image: Tensor, settings: ViewSettings, params: Params, i: int) -> Tensor:
-    """Row i of `params` applied to one image: uint8 (3, S, S)."""
-    box = [int(side[i]) for side in (params.top, params.left, params.height, params.width)]
-    x = TF.resized_crop(
-        image.expand(3, -1, -1),
-        *box,
-        size=[settings.size, settings.size],
-        interpolation=InterpolationMode(settings.interpolation),
-        antialias=True,
-    )
-    if params.flip[i]:
+def _change(x: Tensor, changes: Changes, i: int) -> Tensor:
+    """Row i of `changes` applied to one crop: uint8 (3, S, S)."""
+    if changes.flip[i]:
         x = TF.horizontal_flip(x)
-    if params.jitter[i]:
-        factors = params.factors[i].tolist()
-        for which in params.order[i].tolist():
+    if changes.jitter[i]:
+        factors = changes.factors[i].tolist()
+        for which in changes.order[i].tolist():
             x = _JITTER[which](x, factors[which])
-    if params.grey[i]:
+    if changes.grey[i]:
         x = TF.rgb_to_grayscale(x, num_output_channels=3)
-    if params.blur[i]:
-        x = _to_8_bits(blur(x.float(), float(params.sigma[i])))
-    if params.solarize[i]:
+    if changes.blur[i]:
+        x = TF.gaussian_blur(x, [13, 13], [float(changes.sigma[i])] * 2)
+    if changes.solarize[i]:
         x = TF.solarize(x, SOLARIZE_FROM)
     return x
