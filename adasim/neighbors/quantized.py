@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adasim.neighbors.workspace import workspace
+
 _CHUNK = 1 << 14  # rows converted at once
 _SAMPLE = 4096  # rows looked at to choose mean and scale
 _U = 2.0**-24  # unit roundoff of fp32
@@ -74,20 +76,21 @@ class QuantizedRows:
         left_out = torch.linalg.vector_norm(q.double() - codes.double() * scale.double(), dim=1, keepdim=True)
         return codes.to(torch.int8), scale.double() * self.scale, left_out
 
-    def products_with(self, queries: Tensor) -> Callable[[int, int], Tensor]:
-        """A function of (start, stop): the int32 products (B, stop - start) of codes (B, D) with those rows'.
+    def products_with(self, queries: Tensor) -> Callable[[int, int, Tensor | None], Tensor]:
+        """A function of (start, stop, out): the int32 products (B, stop - start) of codes (B, D) with those rows'.
 
-        `start` must be a multiple of 8 where the device is not a CPU.
+        `start` must be a multiple of 8 where the device is not a CPU. `out` is where to put them, if not None.
         """
         if self._align == 1:
-            return lambda start, stop: torch._int_mm(queries, self.codes[start:stop].T)
+            return lambda start, stop, out: _int8_product(queries, self.codes[start:stop].T, out)
         count = len(queries)
         more = max(_LEAST_QUERIES, _round_up(count, self._align)) - count
         queries = F.pad(queries, (0, self._padded.shape[1] - queries.shape[1], 0, more))
 
-        def products(start: int, stop: int) -> Tensor:
+        def products(start: int, stop: int, out: Tensor | None) -> Tensor:
             rows = self._padded[start : start + _round_up(stop - start, self._align)]
-            return torch._int_mm(queries, rows.T)[:count, : stop - start]
+            found = torch._int_mm(queries, rows.T)[:count, : stop - start]
+            return found if out is None else out.copy_(found)
 
         return products
 
@@ -115,6 +118,14 @@ class QuantizedRows:
         self.error[where] = error * slack + 8 * _U * size
         self.reach[where] = torch.linalg.vector_norm(reach, dim=1) * slack
         self.row_norm = max(self.row_norm, float(size.max()) * slack)
+
+
+def _int8_product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
+    """(B, T) int32 on a CPU."""
+    if out is None or out.is_contiguous():
+        return torch._int_mm(a, b, out=out) if out is not None else torch._int_mm(a, b)
+    whole = workspace.empty("int8 product", (len(a), b.shape[1]), torch.int32, a.device)
+    return out.copy_(torch._int_mm(a, b, out=whole))
 
 
 def _round_up(count: int, multiple: int) -> int:

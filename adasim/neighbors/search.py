@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from adasim.neighbors.keys import pack, unpack
 from adasim.neighbors.precision import ieee_products
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.scan import (
@@ -26,13 +27,15 @@ from adasim.neighbors.scan import (
     FloatScorer,
     Int8Scorer,
     TooManyCandidatesError,
+    best_of_each,
     group_max,
     scan,
 )
+from adasim.neighbors.workspace import workspace
 
 _TILE_SCORES = 1 << 21  # scores per tile: 8 MB, still in the cache when they are looked at
 _QUERIES = 512  # queries per pass over the rows
-_PAIRS = 4096  # candidates rescored at once
+_PAIRS = 1024  # candidates rescored at once
 
 
 def search(
@@ -87,14 +90,14 @@ def merge(similarities: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return similarities.gather(1, order), ids.gather(1, order)
 
 
+@torch.no_grad()
 def _search_block(
     q: Tensor, rows: Tensor, k: int, quantized: QuantizedRows | None, row_norm: float | None
 ) -> tuple[Tensor, Tensor]:
     tile = _TILE_SCORES // max(len(q), 64) // GROUP * GROUP
     if quantized is not None and quantized.worth_trying():
         try:
-            candidates = scan(Int8Scorer(q, quantized), len(rows), k, tile)
-            return _rank(q, rows, _refine(q, rows, candidates, k, quantized.row_norm), k)
+            return _rank(q, rows, scan(Int8Scorer(q, quantized), len(rows), k, tile), k)
         except TooManyCandidatesError:
             quantized.failed()
     try:
@@ -103,41 +106,29 @@ def _search_block(
         return _dense(q, rows, k, tile)
 
 
-def _refine(q: Tensor, rows: Tensor, candidates: Candidates, k: int, row_norm: float) -> Candidates:
-    """Those candidates of an int8 scan that fp32 cannot tell from the K best either."""
-    margins = FloatScorer(q, rows, row_norm).margin[:, 0].tolist()
-    order = candidates.queries.argsort(stable=True)
-    per_query = candidates.ids[order].split(torch.bincount(candidates.queries, minlength=len(q)).tolist())
-    kept = []
-    for b, ids in enumerate(per_query):
-        if len(ids) > k:
-            scores = rows.index_select(0, ids).float() @ q[b]
-            ids = ids[scores >= scores.topk(k).values[-1] - 2 * margins[b]]
-        kept.append(ids)
-    counts = torch.tensor([len(ids) for ids in kept], device=q.device)
-    return Candidates(torch.arange(len(q), device=q.device).repeat_interleave(counts), torch.cat(kept))
-
-
 def _rank(q: Tensor, rows: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor]:
     """Score the candidates in fp64, then take each query's K best."""
-    exact = [
-        (q[b].double() * rows[i].double()).sum(1).float()
-        for b, i in zip(candidates.queries.split(_PAIRS), candidates.ids.split(_PAIRS), strict=True)
-    ]
-    scores = torch.cat(exact) + 0.0  # + 0.0: no negative zero
-    finite = torch.isfinite(scores)
-    b, ids, scores = candidates.queries[finite], candidates.ids[finite], scores[finite]
-    order = ids.argsort()
-    order = order[scores[order].argsort(descending=True, stable=True)]
-    order = order[b[order].argsort(stable=True)]  # by query, then by score, then by id
-    b, ids, scores = b[order], ids[order], scores[order]
-    per_query = torch.bincount(b, minlength=len(q))
-    rank = torch.arange(len(b), device=q.device) - (per_query.cumsum(0) - per_query)[b]
-    b, ids, scores, rank = (x[rank < k] for x in (b, ids, scores, rank))
-    top = q.new_full((len(q), k), -torch.inf)
-    top_ids = torch.full((len(q), k), -1, device=q.device)
-    top[b, rank], top_ids[b, rank] = scores, ids
-    return top, top_ids
+    scores = _exact_scores(q, rows, candidates)
+    keys = pack(scores, candidates.ids)
+    keys.masked_fill_(~torch.isfinite(scores), torch.iinfo(torch.int64).min)
+    return _unpacked(best_of_each(keys, candidates.counts, k))
+
+
+def _exact_scores(q: Tensor, rows: Tensor, candidates: Candidates) -> Tensor:
+    """fp64 inner products of the pairs, rounded to fp32: (M,)."""
+    q64, dim = q.double(), q.shape[1]
+    scores = q.new_empty(len(candidates.ids))
+    start = 0
+    for b, ids in zip(candidates.queries.split(_PAIRS), candidates.ids.split(_PAIRS), strict=True):
+        z = workspace.empty("rows", (len(ids), dim), rows.dtype, q.device)
+        products, factors = (
+            workspace.empty(name, (len(ids), dim), torch.float64, q.device) for name in ("products", "factors")
+        )
+        torch.index_select(rows, 0, ids, out=z)
+        torch.index_select(q64, 0, b, out=factors)
+        scores[start : start + len(ids)] = products.copy_(z).mul_(factors).sum(1)
+        start += len(ids)
+    return scores.add_(0.0)  # no negative zero
 
 
 def _dense(q: Tensor, rows: Tensor, k: int, tile: int) -> tuple[Tensor, Tensor]:
@@ -155,21 +146,13 @@ def _dense(q: Tensor, rows: Tensor, k: int, tile: int) -> tuple[Tensor, Tensor]:
             scores.masked_fill_(~torch.isfinite(z).all(1), -torch.inf)
             peaks = group_max(scores).amax(1)
         # Later ids lose ties, so only a score above the K-th best so far can enter.
-        b = (peaks > _unpack(best[:, -1])[0]).nonzero()[:, 0]
+        b = (peaks > unpack(best[:, -1])[0]).nonzero()[:, 0]
         if len(b):
-            keys = _pack(scores[b], torch.arange(start, start + len(z), device=q.device))
+            keys = pack(scores[b], torch.arange(start, start + len(z), device=q.device))
             best[b] = torch.cat([best[b], keys], 1).topk(k, dim=1).values
-    similarities, ids = _unpack(best)
+    return _unpacked(best)
+
+
+def _unpacked(keys: Tensor) -> tuple[Tensor, Tensor]:
+    similarities, ids = unpack(keys)
     return similarities, torch.where(torch.isfinite(similarities), ids, -1)
-
-
-def _pack(scores: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys that sort by score, then by smaller id (fp32 bits are made monotone; ids below 2^31)."""
-    bits = scores.view(torch.int32)
-    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32) | (0x7FFFFFFF - ids)
-
-
-def _unpack(keys: Tensor) -> tuple[Tensor, Tensor]:
-    bits = (keys >> 32).int()
-    scores = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32)
-    return torch.where(torch.isnan(scores), -torch.inf, scores), 0x7FFFFFFF - (keys & 0x7FFFFFFF)
