@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim.config import Config
-from adasim.data import ImageSet, ImagesLike
+from adasim.data import ImageSet, ImagesLike, worker_count
 from adasim.eval.evaluations.base import make_evaluation
 from adasim.eval.extractor import open_extractor
 from adasim.eval.online import online_knn
@@ -61,7 +61,7 @@ def knn_during_training(encoder: Backbone, images: ImageSet, config: Config) -> 
         images,
         EvalTransform.for_run(config),
         device=next(encoder.parameters()).device,
-        workers=config.data.workers,
+        workers=worker_count(config.data.workers),
         seed=config.seed,
     )
 

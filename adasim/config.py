@@ -25,8 +25,9 @@ class DataConfig:
     source: Annotated[str, tyro.conf.arg(aliases=("--data",))] = ""
     """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `synthetic[:COUNT]`
     (generated images: what the demo and the desk recipes use when nothing is named)."""
-    workers: int = 2
-    """Loader processes for the per-image path; 0 reads in the main process. Any number gives the same run."""
+    workers: int | Literal["auto"] = "auto"
+    """Loader processes for images that are not kept in memory; 0 reads in the training process. `auto`: this process's
+    share of the machine's cores less one, at most 16. Any number gives the same run."""
     max_unreadable: float = 0.01
     """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
     verify: Annotated[bool, tyro.conf.arg(aliases=("--verify-data",))] = False
@@ -35,7 +36,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "data.")
-        at_least("data.workers", self.workers, 0)
+        if self.workers != "auto":
+            at_least("data.workers", self.workers, 0)
         between("data.max_unreadable", self.max_unreadable, 0, 1)
 
 
@@ -43,9 +45,12 @@ class DataConfig:
 class ViewsConfig:
     """How an image becomes two (or more) training views."""
 
-    engine: Literal["auto", "image", "batch"] = "auto"
-    """`image`: torchvision per image in loader workers. `batch`: whole batches on the device, for small images
-    held in memory. `auto` takes `batch` up to 64 pixels when the data set fits in 2 GB, else `image`."""
+    in_memory: bool = True
+    """Keep small images of one size in memory (up to 64 pixels and 2 GB in all) and crop them there, in whole batches.
+    All others, and these without it, are read and cropped by loader processes. Views differ by rounding alone."""
+    reduced_jpeg: bool = True
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where every crop of it stays at least as large as its view: several
+    times faster for photos of cameras. It changes their pixels a little (docs/data.md)."""
     size: int = 224
     """Side of the global views in pixels."""
     scale: tuple[float, float] = (0.4, 1.0)
@@ -323,16 +328,21 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The inverse of `to_dict`, also after a trip through JSON (tuples became lists)."""
-        values = _from_version_0_1(dict(values))
+        values = _from_older_version(dict(values))
         method = values.get("method", "dino")
         if isinstance(method, str) and isinstance(values.get(method), dict) and method in METHODS:
             values["settings"] = _build(METHODS[method].Settings, values.pop(method), f"{method}.")
         return _build(cls, values, "")
 
 
-def _from_version_0_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Version 0.1 kept the settings of both methods, and named augmentations after one."""
+def _from_older_version(values: dict[str, Any]) -> dict[str, Any]:
+    """Version 0.1 kept the settings of both methods, and named augmentations after one. Up to 0.2, `views.engine` chose
+    where views were made, and JPEGs were decoded at their full size."""
     views = values.get("views")
+    if isinstance(views, dict) and "engine" in views:
+        rest = {name: value for name, value in views.items() if name != "engine"}
+        views = {"in_memory": views["engine"] != "image", "reduced_jpeg": False, **rest}
+        values["views"] = views
     if isinstance(views, dict) and views.get("recipe") in ("dino", "simsiam"):
         rest = {name: value for name, value in views.items() if name != "recipe"}
         values["views"] = {**METHODS[views["recipe"]].VIEWS, **rest}

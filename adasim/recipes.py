@@ -222,10 +222,9 @@ def _adamw(*, lr: float, min_lr: float, clip_grad: float) -> OptimConfig:
 
 
 def _desk_views(method: str) -> ViewsConfig:
-    """32 pixels: mild crops, no blur (it would leave little), whole batches at once."""
+    """32 pixels: mild crops, no blur (it would leave little)."""
     return _views(
         method,
-        engine="batch",
         size=32,
         scale=(0.4, 1.0),
         blur=0.0,

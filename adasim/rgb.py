@@ -2,11 +2,13 @@
 
 Pixels are converted in strips straight into the result, so that beside PIL's own image (at most 4 bytes a pixel)
 and the result (3 bytes a pixel, twice where a camera's orientation is undone) only a strip is held. At the limit
-of `MAX_PIXELS` that is under a gigabyte.
+of `MAX_PIXELS` that is under a gigabyte. The three colours of a pixel lie side by side, as PIL gives them and as torch
+resizes them fastest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,12 +37,30 @@ def to_tensor(image: Image.Image) -> Tensor:
     strips = [(top, min(top + rows, height)) for top in range(0, height, rows)]
     deep = image.mode.startswith(("I", "F"))
     full = _full_scale(image, strips) if deep else 0.0
-    rgb = torch.empty(3, height, width, dtype=torch.uint8)
+    rgb = np.empty((height, width, 3), dtype=np.uint8)
     for top, bottom in strips:
         strip = image if len(strips) == 1 else image.crop((0, top, width, bottom))
-        pixels = _to_8_bits(strip, full) if deep else _to_rgb(strip)
-        rgb[:, top:bottom] = torch.from_numpy(pixels).permute(2, 0, 1)
-    return _upright(rgb, image.getexif().get(_ORIENTATION))
+        rgb[top:bottom] = _to_8_bits(strip, full) if deep else _to_rgb(strip)
+    return _upright(torch.from_numpy(rgb).permute(2, 0, 1), image.getexif().get(_ORIENTATION))
+
+
+def reduce_jpeg(image: Image.Image, reduction: Callable[[int, int], int]) -> int:
+    """Have a JPEG that is open, but not decoded yet, decoded at 1/s of its size, and say s.
+
+    `reduction` is told the image's height and width, the right way up, and answers with the greatest s that will do
+    (1, 2, 4 or 8). Pixel (y, x) of the result shows the square of s by s pixels from (s * y, s * x) on. Other formats
+    have no such means, nor has a photo that must be turned and does not consist of whole squares: then s is 1.
+    """
+    if image.format not in ("JPEG", "MPO"):
+        return 1
+    width, height = image.size
+    orientation = image.getexif().get(_ORIENTATION)
+    scale = reduction(*((width, height) if orientation in _ON_A_SIDE else (height, width)))
+    while scale > 1 and orientation in _TURNED and (width % scale or height % scale):
+        scale //= 2
+    if scale > 1:
+        image.draft(None, (width // scale, height // scale))
+    return scale
 
 
 def _to_rgb(strip: Image.Image) -> np.ndarray:
@@ -48,7 +68,7 @@ def _to_rgb(strip: Image.Image) -> np.ndarray:
     if strip.mode in _WITH_ALPHA or "transparency" in strip.info:
         strip = strip.convert("RGBA")
         strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
-    return np.array(strip.convert("RGB"))
+    return np.asarray(strip if strip.mode == "RGB" else strip.convert("RGB"))
 
 
 def _full_scale(image: Image.Image, strips: list[tuple[int, int]]) -> float:
@@ -74,13 +94,16 @@ def _to_8_bits(strip: Image.Image, full: float) -> np.ndarray:
 def _upright(rgb: Tensor, orientation: Any) -> Tensor:
     """Undo what EXIF says of how the camera was held: 1 upright, 3 head down, 6 and 8 on a side, the others
     mirrored."""
-    turned = {
-        2: lambda x: x.flip(2),
-        3: lambda x: x.flip(1, 2),
-        4: lambda x: x.flip(1),
-        5: lambda x: x.transpose(1, 2),
-        6: lambda x: x.flip(1).transpose(1, 2),
-        7: lambda x: x.flip(1, 2).transpose(1, 2),
-        8: lambda x: x.flip(2).transpose(1, 2),
-    }
-    return turned[orientation](rgb).contiguous() if orientation in turned else rgb
+    return _TURNED[orientation](rgb).contiguous() if orientation in _TURNED else rgb
+
+
+_TURNED: dict[Any, Callable[[Tensor], Tensor]] = {
+    2: lambda x: x.flip(2),
+    3: lambda x: x.flip(1, 2),
+    4: lambda x: x.flip(1),
+    5: lambda x: x.transpose(1, 2),
+    6: lambda x: x.flip(1).transpose(1, 2),
+    7: lambda x: x.flip(1, 2).transpose(1, 2),
+    8: lambda x: x.flip(2).transpose(1, 2),
+}
+_ON_A_SIDE = (5, 6, 7, 8)

@@ -57,7 +57,7 @@ def _config(**changes: Any) -> Config:
         batch_size=16,
         seed=5,
         data=DataConfig(source="synthetic:48", workers=0),
-        views=ViewsConfig(engine="batch", size=16, scale=(0.8, 1.0), color=0.0, blur=0.0, local_size=8),
+        views=ViewsConfig(size=16, scale=(0.8, 1.0), color=0.0, blur=0.0, local_size=8),
         model=ModelConfig(name="vit_mini", patch_size=8, drop_path=0.1),
         settings=DinoSettings(out_dim=24, hidden_dim=32, bottleneck_dim=16, teacher_temp_warmup_epochs=2),
         neighbors=NeighborsConfig(window=1, k=3, tau=0.2),

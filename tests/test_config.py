@@ -42,7 +42,7 @@ from adasim.runs.folder import RunFolder
             "precision=16 is unknown. Did you mean fp16? Choose one of fp32, bf16, fp16.",
         ),
         (OptimConfig, {"name": "adam"}, "optim.name='adam' is unknown. Did you mean adamw?"),
-        (ViewsConfig, {"engine": None}, "views.engine=None is unknown."),
+        (ViewsConfig, {"interpolation": None}, "views.interpolation=None is unknown."),
         (NeighborsConfig, {"support": "top-k"}, "neighbors.support='top-k' is unknown. Did you mean topk?"),
         (Config, {"epochs": "100"}, "epochs='100' must be a whole number."),
         (Config, {"epochs": 1.5}, "epochs=1.5 must be a whole number."),

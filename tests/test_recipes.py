@@ -157,7 +157,7 @@ def test_every_recipe_names_itself_explains_itself_and_survives_the_round_trip(n
 def test_desk_recipes_are_small_enough_for_a_cpu(name: str) -> None:
     config = get_recipe(name)
     assert config.views.size == 32
-    assert config.views.engine == "batch"
+    assert config.views.in_memory
     assert config.views.blur == 0
     for channels in (1, 3):
         method = build_method(config, 32, channels)

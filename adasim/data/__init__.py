@@ -3,7 +3,7 @@
     images.py     what a data set of images looks like to the rest (`ImageSet`)
     sources/      folders, .npz files, Hugging Face, what Python hands over; masks; a run's record of its data
     synthetic/    images that are drawn by code
-    views/        random parameters of a view, and two engines that make one from them: per image, batched
+    views/        random parameters of a view; crops; and colours, in whole batches
     loading/      `PairLoader`: whole epochs of view pairs
 
 Nothing here knows of neighbours or methods.
@@ -11,6 +11,7 @@ Nothing here knows of neighbours or methods.
 
 from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.loading.loader import Batch, PairLoader
+from adasim.data.loading.workers import worker_count
 from adasim.data.sources.folder import FolderImages
 from adasim.data.sources.found import describe
 from adasim.data.sources.handed import ImagesLike, as_images
@@ -19,7 +20,6 @@ from adasim.data.sources.opening import open_images
 from adasim.data.sources.record import check_same_data, record
 from adasim.data.synthetic.dataset import SyntheticImages, synthetic
 from adasim.data.views.batched import BatchedViews
-from adasim.data.views.per_image import Views
 
 __all__ = [
     "ArrayImages",
@@ -32,11 +32,11 @@ __all__ = [
     "PairLoader",
     "SyntheticImages",
     "Unreadable",
-    "Views",
     "as_images",
     "check_same_data",
     "describe",
     "open_images",
     "record",
     "synthetic",
+    "worker_count",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,10 @@ from adasim.errors import UserError
 MAX_CLASSES = 100_000
 """Of classes that are known by number alone: there is one for each number up to the greatest label."""
 _FINGERPRINT_FILES = 64  # looked into for the fingerprint, by every process of a run
+
+
+Reduction = Callable[[int, int], int]
+"""From an image's height and width to the part, 1/s, of its size that is enough: s."""
 
 
 class Unreadable(Exception):  # noqa: N818  (a state of the file, as the quarantine reports it)
@@ -53,6 +58,13 @@ class ImageSet(ABC):
     @abstractmethod
     def load(self, i: int) -> Tensor:
         """Image i as RGB, uint8 (3, H, W). Raises `Unreadable`."""
+
+    def load_reduced(self, i: int, reduction: Reduction) -> tuple[Tensor, int]:
+        """Image i, at 1/s of its size where that makes it quicker to decode; and s.
+
+        `reduction` is told height and width and answers with the greatest s that will do: 1, 2, 4 or 8.
+        """
+        return self.load(i), 1
 
     @abstractmethod
     def listing(self) -> list[str]:

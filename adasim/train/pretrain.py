@@ -9,7 +9,16 @@ from pathlib import Path
 
 from adasim import terminal
 from adasim.config import Config
-from adasim.data import ImagesLike, PairLoader, as_images, check_same_data, describe, open_images, record
+from adasim.data import (
+    ImagesLike,
+    PairLoader,
+    as_images,
+    check_same_data,
+    describe,
+    open_images,
+    record,
+    worker_count,
+)
 from adasim.data.sources.handed import source_of
 from adasim.errors import UserError
 from adasim.ranks.devices import deterministic
@@ -82,13 +91,15 @@ def pretrain(
                 config.views,
                 batch_size=config.batch_size,
                 seed=config.seed,
-                workers=config.data.workers,
+                workers=worker_count(config.data.workers),
                 device=ranks.device,
                 max_unreadable=config.data.max_unreadable,
                 rank=ranks.rank,
                 world=ranks.world,
             )
             stack.callback(loader.close)
+        if ranks.is_main:
+            say(loader.how())
         with ranks.together():
             if not resume and ranks.is_main:
                 facts = {**record(images, config.data.verify), "device": str(ranks.device)}

@@ -149,14 +149,14 @@ def test_an_item_that_cannot_be_had_is_quarantined() -> None:
             raise OSError("gone")
         return pil(i)
 
-    views = ViewsConfig(engine="image", size=8)
+    views = ViewsConfig(in_memory=False, size=8)
     loader = PairLoader(as_images(Items(make)), views, batch_size=5, seed=0, max_unreadable=0.1)
     assert len(list(loader.epoch(0, torch.arange(20)))) == 4
     assert loader.quarantined == {13: "Items[13]: gone (OSError)"}
 
 
 def batches(images: ImagesLike, workers: int) -> list[Tensor]:
-    views = ViewsConfig(engine="image", size=8)
+    views = ViewsConfig(in_memory=False, size=8)
     loader = PairLoader(as_images(images), views, batch_size=5, seed=0, workers=workers)
     try:
         return [view for batch in loader.epoch(0, torch.arange(20)) for view in batch.views]

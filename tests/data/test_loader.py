@@ -1,6 +1,6 @@
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,14 +9,15 @@ from torch import Tensor
 
 from adasim import seeding
 from adasim.config import ViewsConfig
-from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, Views, synthetic
+from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, synthetic
 from adasim.data.loading.reading import read
-from adasim.data.views.parameters import UNIFORMS
+from adasim.data.views.crops import crop_image
+from adasim.data.views.parameters import UNIFORMS, CropDraws
 from adasim.errors import UserError
 
 from .pictures import save_image, smooth
 
-SMALL = ViewsConfig(size=16, local_crops=1, local_size=8, engine="image")
+SMALL = ViewsConfig(size=16, local_crops=1, local_size=8, in_memory=False)
 Folder = Callable[..., Path]
 
 
@@ -42,31 +43,37 @@ def assert_equal(a: list[Batch], b: list[Batch]) -> None:
         assert all(torch.equal(x, y) for x, y in zip(one.views, other.views, strict=True))
 
 
-@pytest.fixture(params=["batch", "image"])
-def either(request: pytest.FixtureRequest) -> PairLoader:
-    views = ViewsConfig(size=16, local_crops=1, local_size=8, engine=request.param)
-    return open_loader(ArrayImages("arrays", smooth(18, 20, 20)), views)
+@pytest.fixture(params=["memory", "one by one", "workers"])
+def either(request: pytest.FixtureRequest) -> Iterator[PairLoader]:
+    views = ViewsConfig(size=16, local_crops=1, local_size=8, in_memory=request.param == "memory")
+    workers = 2 if request.param == "workers" else 0
+    loader = open_loader(ArrayImages("arrays", smooth(18, 20, 20)), views, workers)
+    yield loader
+    loader.close()
 
 
 def test_a_batch_holds_the_querys_view_1_and_the_partners_view_2_under_the_querys_name(
     folder: Folder,
 ) -> None:
-    images, views = FolderImages(folder(10)), Views(SMALL)
+    images, views = FolderImages(folder(10)), BatchedViews(SMALL)
     partners = shifted(10)
     order = seeding.permutation(3, "order", 5, 10)
     for step, batch in enumerate(open_loader(images).epoch(5, partners)):
         assert torch.equal(batch.ids, order[4 * step : 4 * step + 4])
         assert torch.equal(batch.partners, partners[batch.ids])
         for number, view in enumerate(batch.views, start=1):
-            names = seeding.uniform(3, f"view{number}", 5, batch.ids, UNIFORMS)
-            shown = batch.partners if number == 2 else batch.ids
-            assert torch.equal(view, views.batch([images.load(i) for i in shown.tolist()], number, names))
+            settings = views.settings[number]
+            draws = CropDraws.of(settings, seeding.uniform(3, f"view{number}", 5, batch.ids, UNIFORMS))
+            shown = [images.load(i) for i in (batch.partners if number == 2 else batch.ids).tolist()]
+            boxes = [draws.box(row, *image.shape[-2:]) for row, image in enumerate(shown)]
+            cut = [crop_image(image, settings, box) for image, box in zip(shown, boxes, strict=True)]
+            assert torch.equal(view, views.of_crops(torch.stack(cut), number, 3, 5, batch.ids))
     assert step == 1  # two images are left over and dropped
 
 
-def test_the_batch_engine_shows_the_same_images_under_the_same_names() -> None:
+def test_images_in_memory_are_shown_under_the_same_names() -> None:
     array = smooth(18, 20, 20)
-    views = ViewsConfig(size=16, engine="batch")
+    views = ViewsConfig(size=16)
     for batch in open_loader(ArrayImages("arrays", array), views).epoch(2, shifted(18)):
         assert torch.equal(batch.views[0], BatchedViews(views)(array[batch.ids], 1, 3, 2, batch.ids))
         assert torch.equal(batch.views[1], BatchedViews(views)(array[batch.partners], 2, 3, 2, batch.ids))
@@ -126,8 +133,8 @@ def test_two_ranks_share_the_batches_of_one() -> None:
         assert torch.equal(torch.cat([h.views[1] for h in halves]), full.views[1])
 
 
-@pytest.mark.parametrize("engine", ["image", "batch"])
-def test_an_unreadable_image_is_replaced_by_a_rule_and_quarantined(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_an_unreadable_image_is_replaced_by_a_rule_and_quarantined(tmp_path: Path, in_memory: bool) -> None:
     for i in range(12):
         save_image(smooth(1, 20, 20, seed=i)[0], tmp_path / f"{i:02d}.png")
     images = FolderImages(tmp_path)
@@ -141,7 +148,7 @@ def test_an_unreadable_image_is_replaced_by_a_rule_and_quarantined(tmp_path: Pat
     assert torch.equal(pixels, images.load(expected))
     assert set(failed) == broken
 
-    config = ViewsConfig(size=16, engine=engine)  # type: ignore[arg-type]
+    config = ViewsConfig(size=16, in_memory=in_memory)
     loader = open_loader(images, config)
     partners = torch.full((12,), 7)  # drawn as a partner by everyone
     batch = next(iter(loader.epoch(0, partners)))
@@ -175,11 +182,8 @@ def test_a_killed_loader_process_is_reported_not_waited_for(folder: Folder) -> N
     loader = open_loader(FolderImages(folder(40)), workers=1)
     batches = iter(loader.epoch(0, torch.arange(40)))
     next(batches)
-    workers = loader._engine._loader._iterator._workers  # type: ignore[union-attr]
-    # torch's handler of SIGCHLD raises its own words wherever this process happens to be, perhaps outside the loader.
-    ended = r"A loader process ended unexpectedly .* resume the run|DataLoader worker .* is killed by signal"
-    with pytest.raises(RuntimeError, match=ended):  # noqa: PT012  (it may come during either)
-        os.kill(workers[0].pid, signal.SIGKILL)
+    os.kill(loader.pids[0], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"A loader process ended unexpectedly .*SIGKILL.* resume the run"):
         list(batches)
     loader.close()
 
@@ -191,25 +195,23 @@ def test_a_signal_to_the_whole_group_does_not_take_the_workers_away(folder: Fold
     batches = iter(loader.epoch(0, torch.arange(40)))
     seen = [next(batches)]
     for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(loader._engine._loader._iterator._workers[0].pid, number)  # type: ignore[union-attr]
+        os.kill(loader.pids[0], number)
     assert_equal([*seen, *batches], whole)
     loader.close()
 
 
-def test_auto_takes_small_images_of_one_size_into_memory(tmp_path: Path, folder: Folder) -> None:
+def test_small_images_of_one_size_are_kept_in_memory(tmp_path: Path, folder: Folder) -> None:
     auto = ViewsConfig(size=16)
-    assert open_loader(synthetic(20), auto).engine == "batch"
-    assert open_loader(synthetic(20, size=65), auto).engine == "image"
-    assert open_loader(FolderImages(folder(6)), auto).engine == "image"
+    assert open_loader(synthetic(20), auto).in_memory
+    assert not open_loader(synthetic(20, size=65), auto).in_memory
+    assert not open_loader(FolderImages(folder(6)), auto).in_memory
     mixed = tmp_path / "mixed"
     mixed.mkdir()
     for i in range(6):
         save_image(smooth(1, 20, 20 + i // 5)[0], mixed / f"{i}.png")
-    assert open_loader(FolderImages(mixed), auto).engine == "image"
-    with pytest.raises(UserError, match="one size"):
-        open_loader(FolderImages(mixed), ViewsConfig(size=16, engine="batch"))
+    assert not open_loader(FolderImages(mixed), auto).in_memory
     (mixed / "5.png").unlink()
-    assert open_loader(FolderImages(mixed), auto).engine == "batch"
+    assert open_loader(FolderImages(mixed), auto).in_memory
 
 
 def test_a_batch_larger_than_the_data_set_is_refused() -> None:

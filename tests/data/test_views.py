@@ -9,12 +9,21 @@ from torchvision.transforms.v2 import functional as TF
 
 from adasim import seeding
 from adasim.config import ViewsConfig
-from adasim.data import BatchedViews, Views
+from adasim.data import BatchedViews
 from adasim.data.views import colours, crops
-from adasim.data.views.parameters import RATIO, UNIFORMS, Boxes, Changes, CropDraws, ViewSettings, draw_changes
+from adasim.data.views.parameters import (
+    RATIO,
+    UNIFORMS,
+    Boxes,
+    Changes,
+    CropDraws,
+    ViewSettings,
+    draw_changes,
+)
 from adasim.registry import METHODS
 
 from .pictures import smooth
+from .reference import Views
 
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 

@@ -119,7 +119,7 @@ def test_unreadable_images_are_listed_in_the_run_also_after_a_resume(
     files = sorted(photos.rglob("*.bmp"))
     for i in (2, 30):
         files[i].write_bytes(bytes(files[i].stat().st_size))
-    config = small(epochs=2, data__source=str(photos), data__max_unreadable=0.1, views__engine="image")
+    config = small(epochs=2, data__source=str(photos), data__max_unreadable=0.1, views__in_memory=False)
     pretrain(config, tmp_path / "run")
     assert [row[:2] for row in rows(tmp_path / "run")] == [["2", str(files[2])], ["30", str(files[30])]]
     assert all("no image of a known format" in row[2] for row in rows(tmp_path / "run"))
@@ -135,7 +135,7 @@ def test_a_run_that_stops_for_too_many_unreadable_images_lists_them(
     files = sorted(photos.rglob("*.bmp"))
     for path in files[:12]:
         path.write_bytes(b"?")
-    config = small(epochs=2, data__source=str(photos), data__max_unreadable=0.01, views__engine="image")
+    config = small(epochs=2, data__source=str(photos), data__max_unreadable=0.01, views__in_memory=False)
     with pytest.raises(UserError, match="images cannot be read, more than"):
         pretrain(config, tmp_path / "run")
     assert {row[1] for row in rows(tmp_path / "run")} <= {str(path) for path in files[:12]}

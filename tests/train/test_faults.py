@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def undisturbed_per_image(small: Small, digest: Digest, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    pretrain(small(views__engine="image"), out)
+    pretrain(small(views__in_memory=False), out)
     return digest(out)
 
 
@@ -48,7 +48,7 @@ def test_a_signal_saves_within_a_step_and_the_resumed_run_ends_the_same(
     runs: Runs, small: Small, digest: Digest, undisturbed_per_image: str, tmp_path: Path, kind: str
 ) -> None:
     """To the main process alone, and to its whole group with the loader processes in it."""
-    config = small(views__engine="image", data__workers=2)
+    config = small(views__in_memory=False, data__workers=2)
     alone = runs.start(config, tmp_path / "alone", hooks=[at(STEP, 4, kind)])
     group = runs.start(config, tmp_path / "group", hooks=[at(STEP, 4, f"{kind} the group")])
     for run in (alone, group):
@@ -289,7 +289,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("engine", ["image", "batch"])
+@pytest.mark.parametrize("in_memory", [False, True])
 def test_unreadable_images_are_replaced_counted_and_told_of_as_queries_and_as_partners(
     small: Small,
     digest: Digest,
@@ -297,7 +297,7 @@ def test_unreadable_images_are_replaced_counted_and_told_of_as_queries_and_as_pa
     tmp_path: Path,
     photos: Path,
     capsys: pytest.CaptureFixture[str],
-    engine: str,
+    in_memory: bool,
 ) -> None:
     files = sorted(photos.rglob("*.png"))
     broken = [2, 5, 30, 40]
@@ -310,7 +310,7 @@ def test_unreadable_images_are_replaced_counted_and_told_of_as_queries_and_as_pa
         neighbors__oracle_p=0.0,
         data__source=str(photos),
         data__max_unreadable=0.1,
-        views__engine=engine,
+        views__in_memory=in_memory,
     )
     labels = open_images(str(photos)).labels
     assert labels is not None
@@ -335,7 +335,7 @@ def test_an_image_deleted_during_the_run_is_replaced_and_named(
     runs: Runs, small: Small, tmp_path: Path, photos: Path, workers: int
 ) -> None:
     victim = sorted(photos.rglob("*.png"))[7]
-    config = small(data__source=str(photos), data__workers=workers, views__engine="image")
+    config = small(data__source=str(photos), data__workers=workers, views__in_memory=False)
     config.data.max_unreadable = 0.05
     tolerant = runs.start(config, tmp_path / "tolerant", hooks=[at(STEP, 3, f"remove {victim}")])
     assert tolerant.wait() == 0, tolerant.said
@@ -353,11 +353,11 @@ def test_an_image_deleted_during_the_run_is_replaced_and_named(
 def test_a_killed_loader_process_ends_the_run_with_a_message_and_it_can_be_resumed(
     runs: Runs, small: Small, digest: Digest, undisturbed_per_image: str, tmp_path: Path
 ) -> None:
-    config = small(views__engine="image", data__workers=2)
+    config = small(views__in_memory=False, data__workers=2)
     run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 5, "kill a worker")])
     assert run.wait() == 1, run.said
     assert re.search(
-        r"(loader process ended unexpectedly|DataLoader worker .* is killed by signal)", run.said
+        r"A loader process ended unexpectedly \(process \d+, killed by signal SIGKILL\)", run.said
     )
     pretrain(config, tmp_path / "run", resume=True)
     assert digest(tmp_path / "run") == undisturbed_per_image

@@ -80,7 +80,7 @@ def test_a_stopped_run_on_a_data_set_goes_on_to_the_same_bits(
     small: Small, tmp_path: Path, pixels: Tensor
 ) -> None:
     """Its items are read in every step, the second time by loader processes."""
-    config = small(views__engine="image", epochs=2)
+    config = small(views__in_memory=False, epochs=2)
     data = Pictures(pixels)
     whole = adasim.pretrain(config, tmp_path / "whole", data=data)
     with pytest.raises(Stopped):
@@ -154,7 +154,7 @@ def test_two_ranks_with_a_loader_process_each_train_on_a_list_of_tensors(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     (tmp_path / "script.py").write_text(SCRIPT)
-    config = small(epochs=2, views__engine="image", data__workers=1)
+    config = small(epochs=2, views__in_memory=False, data__workers=1)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     words = [str(tmp_path / name) for name in ("script.py", "config.json", "run")]
     ((code, said),) = torchrun(["--standalone", "--nproc-per-node", "2", *words])

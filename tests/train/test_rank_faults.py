@@ -177,7 +177,7 @@ def test_a_signal_to_all_ranks_and_their_loader_processes_saves_within_a_step(
     runs: Runs, small: Small, digest: Digest, tmp_path: Path
 ) -> None:
     """As a terminal or a cluster's manager sends it."""
-    config = small(epochs=2, views__engine="image", data__workers=1)
+    config = small(epochs=2, views__in_memory=False, data__workers=1)
     hooks = [at(STEP, 4, "terminate the group", rank=rank) for rank in (0, 1)]
     stopped = runs.start_ranks(config, tmp_path / "run", 2, hooks=hooks)
     assert set(stopped.wait()) <= {0, 128 + signal.SIGTERM}, stopped.said
@@ -307,7 +307,7 @@ def test_images_that_cannot_be_read_are_counted_over_all_ranks(
     runs: Runs, small: Small, photos: list[Path], tmp_path: Path
 ) -> None:
     """Each rank meets no more of them than are allowed, and both together do."""
-    config = small(data__source=str(photos[0].parent), views__engine="image", data__max_unreadable=0.05)
+    config = small(data__source=str(photos[0].parent), views__in_memory=False, data__max_unreadable=0.05)
     order = permutation(config.seed, "order", 0, 48)
     first, second = order[:8].tolist(), order[8:16].tolist()
     for i in [*first[:2], *second[:2]]:  # 2 of 48 are allowed
@@ -321,7 +321,7 @@ def test_an_error_of_one_rank_alone_is_told_by_that_rank(
     runs: Runs, small: Small, photos: list[Path], tmp_path: Path
 ) -> None:
     """It has no way to tell the others, who are in the middle of a step; they notice that it is gone."""
-    config = small(data__source=str(photos[0].parent), views__engine="image", data__max_unreadable=0.05)
+    config = small(data__source=str(photos[0].parent), views__in_memory=False, data__max_unreadable=0.05)
     order = permutation(config.seed, "order", 0, 48)
     for i in order[8:12].tolist():
         photos[i].write_bytes(b"")

@@ -106,7 +106,7 @@ def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "batch engine": {},
+    "in memory": {},
     "partners drawn in the current epoch": {"neighbors__timing": "current"},
     "nearest pairs": {"pairs": "nearest"},
     "standard pairs": {"pairs": "standard"},
@@ -148,7 +148,7 @@ def test_any_number_of_workers_before_and_after_a_kill(
     tmp_path: Path,
     timing: str,
 ) -> None:
-    changes = {"views__engine": "image", "neighbors__timing": timing}
+    changes = {"views__in_memory": False, "neighbors__timing": timing}
     often = {**changes, "save__every_minutes": 0.0}
     kills = [Kill(STEP, 2), Kill(STEP, 3), Kill(STEP, 1)]
     reference = uninterrupted(**changes)
@@ -228,14 +228,14 @@ def test_killed_by_the_clock(
     """At moments nobody chose, with loader processes, until it gets through."""
     moments = random.Random()
     out, killed = tmp_path / "run", 0
-    reference = uninterrupted(views__engine="image")
+    reference = uninterrupted(views__in_memory=False)
     for workers in (2, 0, 1, 2):
-        config = small(views__engine="image", data__workers=workers, save__every_minutes=0.0)
+        config = small(views__in_memory=False, data__workers=workers, save__every_minutes=0.0)
         run = runs.start(config, out, resume=(out / "config.json").exists())
         time.sleep(moments.uniform(0.05, 1.0))
         os.kill(run.pid, signal.SIGKILL)
         killed += run.wait() == -signal.SIGKILL
-    survive_last = runs.start(small(views__engine="image"), out, resume=(out / "config.json").exists())
+    survive_last = runs.start(small(views__in_memory=False), out, resume=(out / "config.json").exists())
     assert survive_last.wait() == 0, survive_last.said
     assert killed
     assert_same(out, reference)

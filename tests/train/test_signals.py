@@ -60,7 +60,7 @@ def test_whatever_asks_to_stop_the_run_is_saved_and_the_exit_code_says_so(
     runs: Runs, small: Small, tmp_path: Path, do: str, code: int
 ) -> None:
     """A closed pipe, too: `adasim pretrain ... | head -n 1`."""
-    small_lines = small(views__engine="image", data__workers=2)
+    small_lines = small(views__in_memory=False, data__workers=2)
     run = runs.start(small_lines, tmp_path / "run", hooks=[at(STEP, 3, do)], command=True)
     assert run.wait() == code, run.said
     assert "Continue with: adasim pretrain --resume" in run.said

@@ -2,13 +2,16 @@
 
 Which images form a batch, which partner each one has and how each view is cut are pure functions of (seed,
 epoch, id), so a loader keeps no state: resuming is asking for the same epoch from a later step. Partners come
-in with the call and travel to the workers inside the items; no worker ever holds them.
+in with the call and travel to the workers inside the tasks; no worker ever holds them.
+
+Small images of one size are kept in memory, on the device, and cropped there. All others are cropped by loader processes
+to 8-bit pixels. Everything after the crop happens in whole batches on the device, by one and the same code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,12 +20,14 @@ from torch import Tensor
 from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data.images import ImageSet
-from adasim.data.loading.engines import BatchEngine, ImageEngine, Made, Task
+from adasim.data.loading.crops import CropSource, Cut
+from adasim.data.loading.cutting import Task
 from adasim.data.loading.reading import Quarantine, into_memory, read
+from adasim.data.views.batched import BatchedViews
 from adasim.errors import UserError
 
-_AUTO_SIDE = 64  # pixels
-_AUTO_BYTES = 2 * 1024**3
+_IN_MEMORY_SIDE = 64  # pixels
+_IN_MEMORY_BYTES = 2 * 1024**3
 
 
 class Batch(NamedTuple):
@@ -44,10 +49,10 @@ class PairLoader:
 
     Args:
         images: the data set.
-        views: how views are made, and by which engine.
+        views: how views are made.
         batch_size: images per step over all processes.
         seed: random seed.
-        workers: loader processes of the per-image engine; 0 works in this process.
+        workers: loader processes for images that are not in memory; 0 works in this process.
         device: where batches are delivered.
         max_unreadable: the share of unreadable images above which a `UserError` stops the run.
         rank, world: this process makes the rank-th of `world` equal parts of every batch.
@@ -76,18 +81,20 @@ class PairLoader:
         self.images = images
         self.batch_size = batch_size
         self.steps_per_epoch = len(images) // batch_size
+        self.workers = workers
         self._seed = seed
+        self._world = world
         self._device = torch.device(device)
         self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._count = 2 + views.local_crops
+        self._views = BatchedViews(views)
         self._quarantine = Quarantine(len(images), max_unreadable)
-        array = _array(images, views, seed, workers, self._quarantine)
-        self._engine: BatchEngine | ImageEngine
-        if array is not None:
-            self._engine = BatchEngine(array, views, seed, self._device)
+        self._array = _array(images, views, seed, workers, self._quarantine)
+        self._crops: CropSource | None = None
+        if self._array is not None:
+            self._array = self._array.to(self._device)
         else:
-            self._engine = ImageEngine(images, views, seed, workers)
-        self._pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="adasim-fetch")
+            self._crops = CropSource(images, views, seed, workers, batch_size // world, self._device)
 
     @property
     def quarantined(self) -> dict[int, str]:
@@ -99,9 +106,23 @@ class PairLoader:
         self._quarantine.add(found)
 
     @property
-    def engine(self) -> str:
-        """`batch` or `image`: which one makes the views."""
-        return "batch" if isinstance(self._engine, BatchEngine) else "image"
+    def in_memory(self) -> bool:
+        """Whether the images are kept in memory; then there are no loader processes."""
+        return self._array is not None
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the loader processes that run."""
+        return [] if self._crops is None else self._crops.pids
+
+    def how(self) -> str:
+        """In words, where views are made."""
+        if self.in_memory:
+            return "The images are kept in memory and cropped there."
+        if not self.workers:
+            return "Images are read and cropped by this process."
+        processes = f"{self.workers} loader process" + ("es" if self.workers > 1 else "")
+        return f"Images are read and cropped by {processes}{' for each rank' if self._world > 1 else ''}."
 
     def epoch(
         self, epoch: int, partners: Tensor, start: int = 0, *, first_only: bool = False
@@ -117,64 +138,91 @@ class PairLoader:
         for step in range(start, self.steps_per_epoch):
             ids = order[step * self.batch_size : (step + 1) * self.batch_size][self._part]
             tasks.append(Task(epoch, ids, partners[ids], numbers))
-        for task, (views, failed) in zip(tasks, self._engine.run(tasks), strict=True):
-            self._quarantine.add(failed)
-            yield Batch(task.ids.to(self._device), task.partners.to(self._device), self._deliver(views))
+        views = map(self._from_memory, tasks) if self._crops is None else self._from_crops(tasks)
+        for task, made in zip(tasks, views, strict=True):
+            yield Batch(task.ids.to(self._device), task.partners.to(self._device), made)
 
     def fetch(self, epoch: int, ids: Tensor, partners: Tensor) -> Pending:
         """View 2 of these queries and partners, made in the background: the pixels `epoch` would give."""
-        ids, partners = ids.cpu(), partners.cpu()
-        parts = self._engine.parts(len(ids))
-        futures = [
-            self._pool.submit(self._engine.make, Task(epoch, i, p, (2,)))
-            for i, p in zip(ids.tensor_split(parts), partners.tensor_split(parts), strict=True)
-        ]
-        return _Fetched(futures, self._quarantine, self._deliver)
+        task = Task(epoch, ids.cpu(), partners.cpu(), (2,))
+        if self._crops is None:
+            return _Ready(self._from_memory(task)[0])
+        return _Fetched(self, self._crops.cut(task, urgent=True))
 
     def close(self) -> None:
-        """End the background threads and the worker processes."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._engine.close()
+        """End the worker processes."""
+        if self._crops is not None:
+            self._crops.close()
 
-    def _deliver(self, views: list[Tensor]) -> list[Tensor]:
-        return [view.to(self._device, non_blocking=True) for view in views]
+    def _from_memory(self, task: Task) -> list[Tensor]:
+        assert self._array is not None
+        views = []
+        for view in task.views:
+            shown = task.partners if view == 2 else task.ids
+            pixels = self._array.index_select(0, shown.to(self._array.device))
+            views.append(self._views(pixels, view, self._seed, task.epoch, task.ids))
+        return views
+
+    def _from_crops(self, tasks: list[Task]) -> Iterator[list[Tensor]]:
+        """Views of one task after the other, some tasks being cut ahead; on an accelerator, the crops of the next one
+        are on their way to the device while the loop works on the last."""
+        assert self._crops is not None
+        waiting, cutting = iter(tasks), deque[Cut]()
+        ahead: Cut | None = None
+        try:
+            while True:
+                while len(cutting) < self._crops.ahead and (task := next(waiting, None)) is not None:
+                    cutting.append(self._crops.cut(task))
+                due = cutting.popleft() if cutting else None
+                if due is not None:
+                    self._quarantine.add(due.wait())
+                    due.send()
+                if self._device.type != "cpu":
+                    due, ahead = ahead, due
+                    if due is None and ahead is not None:
+                        continue
+                if due is None:
+                    return
+                yield self._finish(due)
+        finally:
+            for cut in (*cutting, *([ahead] if ahead else [])):
+                cut.cancel()
+
+    def _finish(self, cut: Cut) -> list[Tensor]:
+        crops = zip(cut.task.views, cut.take(), strict=True)
+        views = [self._views.of_crops(c, v, self._seed, cut.task.epoch, cut.task.ids) for v, c in crops]
+        cut.release()
+        return views
 
 
-class _Fetched:
-    def __init__(
-        self,
-        futures: list[Future[Made]],
-        quarantine: Quarantine,
-        deliver: Callable[[list[Tensor]], list[Tensor]],
-    ) -> None:
-        self._futures = futures
-        self._quarantine = quarantine
-        self._deliver = deliver
+class _Ready(NamedTuple):
+    view: Tensor
 
     def result(self) -> Tensor:
-        made = [future.result() for future in self._futures]
-        for _, failed in made:
-            self._quarantine.add(failed)
-        return self._deliver([torch.cat([views[0] for views, _ in made])])[0]
+        return self.view
+
+
+class _Fetched(NamedTuple):
+    loader: PairLoader
+    cut: Cut
+
+    def result(self) -> Tensor:
+        self.loader._quarantine.add(self.cut.wait())
+        self.cut.send()
+        return self.loader._finish(self.cut)[0]
 
 
 def _array(
-    images: ImageSet, views: ViewsConfig, seed: int, workers: int, quarantine: Quarantine
+    images: ImageSet, views: ViewsConfig, seed: int, threads: int, quarantine: Quarantine
 ) -> Tensor | None:
-    """The images in memory if the batch engine is to work on them, else None for the per-image engine."""
-    if views.engine == "image":
+    """The images in memory, if they are to be, else None: they are large, many, or of several sizes."""
+    if not views.in_memory:
         return None
     array = images.as_array()
-    if views.engine == "auto":
-        C, H, W = (read(images, 0, seed)[0] if array is None else array[0]).shape
-        if max(H, W) > _AUTO_SIDE or len(images) * C * H * W > _AUTO_BYTES:
-            return None
+    C, H, W = (read(images, 0, seed)[0] if array is None else array[0]).shape
+    if max(H, W) > _IN_MEMORY_SIDE or len(images) * C * H * W > _IN_MEMORY_BYTES:
+        return None
     if array is None:
-        array, failed = into_memory(images, seed, workers)
+        array, failed = into_memory(images, seed, threads)
         quarantine.add(failed)
-    if array is None and views.engine == "batch":
-        raise UserError(
-            f"views.engine=batch needs images of one size, and those of {images.name} differ. "
-            f"Use --views.engine image."
-        )
     return array

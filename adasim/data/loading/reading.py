@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,10 +15,19 @@ from adasim.data.images import ImageSet, Unreadable
 from adasim.errors import UserError
 
 _TRIES = 100
+Loaded = TypeVar("Loaded")
 
 
 def read(images: ImageSet, i: int, seed: int) -> tuple[Tensor, dict[int, str]]:
-    """Image i, or the one that stands in for it; and {id: where and why} of those that could not be read.
+    """Image i, or the one that stands in for it; and {id: where and why} of those that could not be read."""
+    return first_readable(images, i, seed, images.load)
+
+
+def first_readable(
+    images: ImageSet, i: int, seed: int, load: Callable[[int], Loaded]
+) -> tuple[Loaded, dict[int, str]]:
+    """What `load` gives for image i or for the one that stands in for it; and {id: where and why} of those that could
+    not be read.
 
     The stand-in depends on the seed and on i alone, whoever reads it and whenever: the same for any number of
     workers, for a query and for a partner, before and after a resume.
@@ -25,7 +36,7 @@ def read(images: ImageSet, i: int, seed: int) -> tuple[Tensor, dict[int, str]]:
     wanted = i
     for attempt in range(_TRIES):
         try:
-            return images.load(wanted), failed
+            return load(wanted), failed
         except Unreadable as error:
             failed[wanted] = str(error)
             wanted = seeding.key(seed, "stand-in", i, attempt) % len(images)

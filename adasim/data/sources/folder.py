@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from adasim.data.contents import hash_file
-from adasim.data.images import ImageSet
-from adasim.data.sources.decode import EXTENSIONS, decode
+from adasim.data.images import ImageSet, Reduction
+from adasim.data.sources.decode import EXTENSIONS, decode, decode_reduced
 from adasim.data.sources.found import few, left_out_words, printable
 from adasim.errors import UserError
 
@@ -58,6 +58,9 @@ class FolderImages(ImageSet):
 
     def load(self, i: int) -> Tensor:
         return decode(self.where(i))
+
+    def load_reduced(self, i: int, reduction: Reduction) -> tuple[Tensor, int]:
+        return decode_reduced(self.where(i), reduction)
 
     def where(self, i: int) -> str:
         return os.path.join(self.root, self._path(i))

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from adasim.data.contents import UNREADABLE, hash_bytes, hash_file, open_regular
-from adasim.data.images import ImageSet, Unreadable
+from adasim.data.images import ImageSet, Reduction, Unreadable
 from adasim.data.sources.decode import open_image
 from adasim.data.sources.found import few
 from adasim.errors import UserError
 from adasim.registry import SOURCES
-from adasim.rgb import to_tensor
+from adasim.rgb import reduce_jpeg, to_tensor
 
 
 class HuggingFaceImages(ImageSet):
@@ -41,11 +41,16 @@ class HuggingFaceImages(ImageSet):
         return len(self._rows)
 
     def load(self, i: int) -> Tensor:
+        return self.load_reduced(i, None)[0]
+
+    def load_reduced(self, i: int, reduction: Reduction | None) -> tuple[Tensor, int]:
         try:
             stored = self._rows[int(i)][self._image]
             data = stored["bytes"]
             with open_regular(stored["path"]) if data is None else io.BytesIO(data) as file:
-                return to_tensor(open_image(file))
+                image = open_image(file)
+                scale = 1 if reduction is None else reduce_jpeg(image, reduction)
+                return to_tensor(image), scale
         except Exception as error:  # as with files: decoders raise nearly anything
             raise Unreadable(self.where(i), f"{error} ({type(error).__name__})") from None
 

@@ -1,1 +1,1 @@
-"""Views of images: random parameters, and two engines (per image, batched) that make one view from them."""
+"""Views of images: what is random about one, crops, and the colours of whole batches of crops."""

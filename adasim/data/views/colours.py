@@ -23,7 +23,13 @@ _MATRIX_SIDE = 64  # up to this side a blur is a product with a matrix
 
 
 def finish(
-    crops: Tensor, settings: ViewSettings, changes: Changes, mean: Tensor, std: Tensor, *, flipped: bool = False
+    crops: Tensor,
+    settings: ViewSettings,
+    changes: Changes,
+    mean: Tensor,
+    std: Tensor,
+    *,
+    flipped: bool = False,
 ) -> Tensor:
     """Views float32 (B, 3, S, S), channels last, of crops (B, C, S, S): uint8 or float32 in 0..1, used up.
 
@@ -86,7 +92,9 @@ def _jitter(x: Tensor, changes: Changes) -> None:
     keep[neutral] = 1.0
     to_mean, to_grey = (1 - keep) * (order == _CONTRAST), (1 - keep) * (order == _SATURATION)
     turns = factors[:, _HUE : _HUE + 1]
-    table = torch.cat([keep, to_mean, to_grey, turns], 1).t().float()[..., None, None, None]  # (13, n, 1, 1, 1)
+    table = (
+        torch.cat([keep, to_mean, to_grey, turns], 1).t().float()[..., None, None, None]
+    )  # (13, n, 1, 1, 1)
     table, there = (t.to(x.device, non_blocking=True) for t in (table.contiguous(), rows))
     y = x.index_select(0, there)
     for step in range(4):

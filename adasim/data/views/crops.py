@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from adasim.data.views.colours import apply_matrices
@@ -33,6 +35,27 @@ def crop_image(image: Tensor, settings: ViewSettings, box: tuple[int, int, int, 
     return F.interpolate(
         part, size=(settings.size, settings.size), mode=settings.interpolation, antialias=True
     )[0]
+
+
+def crop_reduced(
+    image: Image.Image, scale: int, settings: ViewSettings, box: tuple[int, int, int, int]
+) -> Tensor:
+    """The same from an image that was decoded at 1/scale of its size. The box is in pixels of the full size, and need
+    not begin or end at a whole pixel of the reduced one: that PIL can do, and torch cannot."""
+    top, left, height, width = (side / scale for side in box)
+    crop = image.resize(
+        (settings.size, settings.size),
+        Image.Resampling[settings.interpolation.upper()],
+        box=(left, top, left + width, top + height),
+    )
+    return torch.from_numpy(np.array(crop)).permute(2, 0, 1)
+
+
+def reduction(crops: list[tuple[int, int, int]]) -> int:
+    """The greatest s of 1, 2, 4, 8 so that crops (height, width, size of the view) of an image at 1/s of its size are
+    still at least as large as their views: none is enlarged that would not have been."""
+    room = min(min(height, width) / size for height, width, size in crops)
+    return max((s for s in (2, 4, 8) if s <= room), default=1)
 
 
 def resize_matrix(start: Tensor, length: Tensor, size_in: int, size_out: int, interpolation: str) -> Tensor:

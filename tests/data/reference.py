@@ -60,7 +60,9 @@ class Views:
                 antialias=True,
             )
             pixels.append(_change(x, changes, i))
-        return TF.normalize(TF.to_dtype(torch.stack(pixels), torch.float32, scale=True), self._mean, self._std)
+        return TF.normalize(
+            TF.to_dtype(torch.stack(pixels), torch.float32, scale=True), self._mean, self._std
+        )
 
 
 def _change(x: Tensor, changes: Changes, i: int) -> Tensor:
