@@ -9,8 +9,8 @@ from adasim.neighbors import NeighborMemory
 
 
 def fill(memory: NeighborMemory) -> None:
-    """Features around a thousand centres, as in a trained encoder, and lists of which half begin with the image itself,
-    so that about half of all images draw a partner."""
+    """Features around a thousand centres, as in a trained encoder, and lists of which every other one begins with the
+    image itself, so that half of all images draw a partner."""
     generator = torch.Generator().manual_seed(memory.rows.start)
     centres = torch.randn(1000, memory.dim, generator=torch.Generator().manual_seed(0))
     for part in memory.cache.split(65536):
