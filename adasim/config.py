@@ -26,8 +26,8 @@ class DataConfig:
     """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `synthetic[:COUNT]`
     (generated images: what the demo and the desk recipes use when nothing is named)."""
     workers: int | Literal["auto"] = "auto"
-    """Loader processes for images that are not kept in memory; 0 reads in the training process. `auto`: this process's
-    share of the machine's cores less one, at most 16. Any number gives the same run."""
+    """Loader processes for images that are not kept in memory; 0 reads in the training process. `auto`: this
+    process's share of the machine's cores less one, at most 16. Any number gives the same run."""
     max_unreadable: float = 0.01
     """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
     verify: Annotated[bool, tyro.conf.arg(aliases=("--verify-data",))] = False
@@ -46,11 +46,12 @@ class ViewsConfig:
     """How an image becomes two (or more) training views."""
 
     in_memory: bool = True
-    """Keep small images of one size in memory (up to 64 pixels and 2 GB in all) and crop them there, in whole batches.
-    All others, and these without it, are read and cropped by loader processes. Views differ by rounding alone."""
+    """Keep small images of one size in memory (up to 64 pixels and 2 GB in all) and crop them there, in whole
+    batches. All others, and these without it, are read and cropped by loader processes. Views differ by rounding
+    alone."""
     reduced_jpeg: bool = True
-    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where every crop of it stays at least as large as its view: several
-    times faster for photos of cameras. It changes their pixels a little (docs/data.md)."""
+    """Decode a JPEG at 1/4 or 1/8 of its size where every crop of it stays at least as large as its view: twice as
+    fast for photos of cameras, whose pixels it changes a little (docs/data.md)."""
     size: int = 224
     """Side of the global views in pixels."""
     scale: tuple[float, float] = (0.4, 1.0)
@@ -336,8 +337,8 @@ class Config:
 
 
 def _from_older_version(values: dict[str, Any]) -> dict[str, Any]:
-    """Version 0.1 kept the settings of both methods, and named augmentations after one. Up to 0.2, `views.engine` chose
-    where views were made, and JPEGs were decoded at their full size."""
+    """Version 0.1 kept the settings of both methods, and named augmentations after one. Up to 0.2, `views.engine`
+    chose where views were made, and JPEGs were decoded at their full size."""
     views = values.get("views")
     if isinstance(views, dict) and "engine" in views:
         rest = {name: value for name, value in views.items() if name != "engine"}

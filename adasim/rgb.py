@@ -2,8 +2,8 @@
 
 Pixels are converted in strips straight into the result, so that beside PIL's own image (at most 4 bytes a pixel)
 and the result (3 bytes a pixel, twice where a camera's orientation is undone) only a strip is held. At the limit
-of `MAX_PIXELS` that is under a gigabyte. The three colours of a pixel lie side by side, as PIL gives them and as torch
-resizes them fastest.
+of `MAX_PIXELS` that is under a gigabyte. The three colours of a pixel lie side by side, as PIL gives them and as
+torch resizes them fastest.
 """
 
 from __future__ import annotations

@@ -1,36 +1,125 @@
-"""Views per second at 32 pixels on one core: torchvision's pipelines, our per-image path, our batched path.
+"""Views per second of one core: photos as loader processes and the device share them, and small images in memory.
 
-    python benchmarks/views.py            # prints the table, writes benchmarks/results/views.{json,md}
+    python benchmarks/views.py            # prints two tables, writes benchmarks/results/views*.{json,md}
 
-The contenders take turns (so that a busy moment of the machine hits all of them), each makes views 1 and 2 of
-the same 256 images, and the median over the rounds counts. All run in one thread and are charged for
-processor time, so that other programs count little. Ratios are to the fastest per-image path.
+Photos: two views of 224 pixels of JPEG files, made by DINO's published pipeline (PIL and torchvision, written from
+its description), and by adasim's two halves: what a loader process does (decode, crop, resize) and what the training
+device does (flip, jitter, grey, blur, solarise, normalise), here on the same CPU core, too. Small images: views 1
+and 2 of 256 images of 32 pixels, by torchvision's pipelines and by `BatchedViews`.
+
+The contenders take turns (so that a busy moment of the machine hits all of them), and the median over the rounds
+counts. All run in one thread and are charged for processor time, so that other programs count little.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
+import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-import torchvision
+from _report import report
+from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
+from torchvision import transforms
 from torchvision.transforms import v2
 
 from adasim.config import ViewsConfig
-from adasim.data import BatchedViews, Views
-from adasim.data.views.parameters import ViewSettings, view_uniforms
+from adasim.data import BatchedViews, FolderImages
+from adasim.data.loading.cutting import TASK, Cutter, Task
+from adasim.data.views.parameters import ViewSettings
 from adasim.registry import METHODS
 
-RESULTS = Path(__file__).parent / "results"
 BATCH, SIZE = 256, 32
+PHOTOS = {"500 x 375": (375, 500, 32), "1024 x 768": (768, 1024, 16), "4032 x 3024 (12 MP)": (3024, 4032, 2)}
+"""Height, width, and how many of them."""
+
+
+def photo(height: int, width: int, seed: int) -> Image.Image:
+    """Noise with the spectrum of photographs (amplitude 1 / frequency), in colours that belong together."""
+    rng = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    amplitude = 1 / np.maximum(frequency, 1 / max(height, width))
+
+    def plane() -> np.ndarray:
+        noise = rng.standard_normal((2, *amplitude.shape))
+        field = np.fft.irfft2((noise[0] + 1j * noise[1]) * amplitude, s=(height, width))
+        return field / field.std()
+
+    common = plane()
+    levels = np.stack([128 + 45 * (0.9 * common + 0.4 * plane()) for _ in range(3)], axis=-1)
+    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
+
+
+def dino_view(config: ViewsConfig, view: int) -> Callable[[Image.Image], Tensor]:
+    """As DINO describes its augmentation: on PIL images, one after the other."""
+    settings = ViewSettings.of(config, view)
+
+    def blur(image: Image.Image) -> Image.Image:
+        if random.random() >= settings.blur_p:
+            return image
+        return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
+
+    def solarize(image: Image.Image) -> Image.Image:
+        return ImageOps.solarize(image) if random.random() < settings.solarize_p else image
+
+    bicubic = transforms.InterpolationMode.BICUBIC
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(settings.size, scale=settings.scale, interpolation=bicubic),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomApply([transforms.ColorJitter(*settings.jitter)], settings.jitter_p),
+            transforms.RandomGrayscale(settings.grey_p),
+            blur,
+            solarize,
+            transforms.ToTensor(),
+            transforms.Normalize(config.mean, config.std),
+        ]
+    )
+
+
+def photo_contenders(folder: Path) -> tuple[int, dict[str, Callable[[], object]]]:
+    """How many photos there are, and functions that each do their part for two views of all of them."""
+    images = FolderImages(folder)
+    config = ViewsConfig(**METHODS["dino"].VIEWS, size=224)
+    dino = [dino_view(config, view) for view in (1, 2)]
+    ids, finish = torch.arange(len(images)), BatchedViews(config)
+
+    def published() -> None:
+        for i in range(len(images)):
+            with open(images.where(i), "rb") as file:
+                image = Image.open(file).convert("RGB")
+            for view in dino:
+                view(image)
+
+    def cutter(reduced: bool) -> Callable[[], list[Tensor]]:
+        made = Cutter(images, ViewsConfig(**METHODS["dino"].VIEWS, size=224, reduced_jpeg=reduced), 0)
+        room = made.room((1, 2), len(ids))
+
+        def cut() -> list[Tensor]:
+            for rows, piece in Task(0, ids, ids, (1, 2)).pieces():
+                made.cut(piece, [view[rows] for view in room])
+            return room
+
+        return cut
+
+    exact, reduced = cutter(False), cutter(True)
+    crops = [view.clone() for view in exact()]
+    return len(images), {
+        "DINO's pipeline": published,
+        "decoding alone": lambda: [images.load(i) for i in range(len(images))],
+        "loader process, JPEGs at full size": exact,
+        "loader process": reduced,
+        "device's half, on the CPU": lambda: [
+            finish.of_crops(crop.clone(), view, 0, 0, ids) for view, crop in zip((1, 2), crops, strict=True)
+        ],
+    }
 
 
 def torchvision_pipeline(settings: ViewSettings, config: ViewsConfig) -> Callable[..., Tensor]:
@@ -54,31 +143,24 @@ def torchvision_pipeline(settings: ViewSettings, config: ViewsConfig) -> Callabl
     )
 
 
-def contenders(config: ViewsConfig, channels: int) -> dict[str, Callable[[], object]]:
+def small_contenders(config: ViewsConfig, channels: int) -> dict[str, Callable[[], object]]:
     """Functions that each make views 1 and 2 of the same 256 images."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(BATCH, channels, 8, 8, generator=generator)
     images = (torch.nn.functional.interpolate(coarse, size=(SIZE, SIZE)) * 255).to(torch.uint8)
     colour = [image.expand(3, -1, -1).contiguous() for image in images]
     pil = [v2.functional.to_pil_image(image) for image in colour]
-    ids = torch.arange(BATCH)
-    ours, batched = Views(config), BatchedViews(config)
+    ids, batched = torch.arange(BATCH), BatchedViews(config)
     pipelines = [torchvision_pipeline(ViewSettings.of(config, view), config) for view in (1, 2)]
-
-    def per_image() -> list[Tensor]:
-        names = [view_uniforms(0, view, 0, ids) for view in (1, 2)]
-        return [ours.batch(colour, view, u) for view, u in zip((1, 2), names, strict=True)]
-
     return {
-        "torchvision v2, PIL": lambda: [torch.stack([p(image) for image in pil]) for p in pipelines],
-        "torchvision v2, tensor": lambda: [torch.stack([p(image) for image in colour]) for p in pipelines],
-        "adasim per image": per_image,
-        "adasim batched": lambda: [batched(images, view, 0, 0, ids) for view in (1, 2)],
+        "torchvision, PIL": lambda: [torch.stack([p(image) for image in pil]) for p in pipelines],
+        "torchvision, tensors": lambda: [torch.stack([p(image) for image in colour]) for p in pipelines],
+        "adasim": lambda: [batched(images, view, 0, 0, ids) for view in (1, 2)],
     }
 
 
 def measure(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median views per second of each, the contenders taking turns."""
+    """Median processor seconds of each, the contenders taking turns."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(rounds + 1):
         for name, function in functions.items():
@@ -86,7 +168,7 @@ def measure(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str
             function()
             if turn:  # the first turn warms up
                 times[name].append(time.process_time() - start)
-    return {name: 2 * BATCH / statistics.median(taken) for name, taken in times.items()}
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def main() -> None:
@@ -96,46 +178,42 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    cases = []
-    for recipe, blur in (("dino", 1.0), ("dino", 0.0), ("simsiam", 1.0)):
+
+    rows: list[dict[str, Any]] = []
+    for name, (height, width, count) in PHOTOS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            for i in range(count):
+                photo(height, width, i).save(Path(folder) / f"{i:03d}.jpg", quality=90)
+            number, functions = photo_contenders(Path(folder))
+            taken = measure(functions, rounds if count > 2 else max(3, rounds // 3))
+        for contender, seconds in taken.items():
+            rows.append(
+                {
+                    "photos": name,
+                    "who": contender,
+                    "images per second and core": round(number / seconds, 1),
+                    "ms per image": round(1000 * seconds / number, 2),
+                    "times DINO's pipeline": round(taken["DINO's pipeline"] / seconds, 2),
+                }
+            )
+    settings = {"views": 2, "size": 224, "JPEG quality": 90, "images in a task": TASK}
+    report("views_photos", settings, rows, script="views")
+
+    rows = []
+    for recipe, blur in (("dino", 1.0), ("dino", 0.0), ("simsiam", 1.0), ("simsiam", 0.0)):
         for channels in (3, 1):
             config = ViewsConfig(**METHODS[recipe].VIEWS, size=SIZE, blur=blur)
-            rates = measure(contenders(config, channels), rounds)
-            best = max(rate for name, rate in rates.items() if name != "adasim batched")
-            cases.append(
+            taken = measure(small_contenders(config, channels), rounds)
+            best = min(seconds for name, seconds in taken.items() if name != "adasim")
+            rows.append(
                 {
                     "recipe": recipe + ("" if blur else ", no blur"),
                     "channels": channels,
-                    "views_per_second": {name: round(rate) for name, rate in rates.items()},
-                    "batched_against_fastest_per_image": round(rates["adasim batched"] / best, 1),
+                    **{f"views/s: {name}": round(2 * BATCH / seconds) for name, seconds in taken.items()},
+                    "adasim over torchvision's faster": round(best / taken["adasim"], 1),
                 }
             )
-    machine = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 thread used",
-        "versions": f"torch {torch.__version__}, torchvision {torchvision.__version__}",
-    }
-    table = as_markdown(cases, machine)
-    print(table)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "views.json").write_text(json.dumps({**machine, "cases": cases}, indent=2) + "\n")
-    (RESULTS / "views.md").write_text(table + "\n")
-
-
-def as_markdown(cases: list[dict], machine: dict[str, str]) -> str:
-    names = list(cases[0]["views_per_second"])
-    lines = [
-        f"Views per second of processor time, {SIZE} pixels, batch {BATCH} "
-        f"({machine['date']}; {machine['machine']}; {machine['versions']}).",
-        "",
-        f"| recipe | channels | {' | '.join(names)} | batched / fastest per image |",
-        "|---|---|" + "---|" * (len(names) + 1),
-    ]
-    for case in cases:
-        rates = " | ".join(f"{case['views_per_second'][name]:,}" for name in names)
-        ratio = case["batched_against_fastest_per_image"]
-        lines.append(f"| {case['recipe']} | {case['channels']} | {rates} | {ratio} |")
-    return "\n".join(lines)
+    report("views", {"size": SIZE, "batch": BATCH}, rows)
 
 
 if __name__ == "__main__":

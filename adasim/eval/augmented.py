@@ -39,11 +39,12 @@ def augmented_batches(
         color=0.0,
         blur=0.0,
         solarize=0.0,
+        reduced_jpeg=False,  # as published
         mean=transform.mean,
         std=transform.std,
     )
-    loader = PairLoader(images, views, batch_size=batch_size, seed=seed, workers=workers, device=device)
     backbone.to(device)
+    loader = PairLoader(images, views, batch_size=batch_size, seed=seed, workers=workers, device=device)
     everything = torch.arange(len(images))
 
     def batches(epoch: int) -> Batches:

@@ -149,7 +149,7 @@ class RunFolder:
                 remove_leftovers(folder)
         except OSError as error:
             raise _unwritable(out, error) from error
-        run = cls(out, config, facts, handle, identity)
+        run = cls(out, config, facts, handle, identity, _older_version(saved))
         run.resumed = True
         return run
 
@@ -253,6 +253,16 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _older_version(saved: dict[str, Any]) -> list[str]:
+    """A sentence for the person who goes on with a run of version 0.2 or before, whose settings tell."""
+    if "engine" not in saved.get("views", {}):
+        return []
+    return [
+        "This run began with a version that rounded colours after each step of a view. From here on its views differ "
+        "from that version's by about one level in 255; JPEGs are still decoded at their full size."
+    ]
 
 
 def check_source(run: Path, source: str) -> None:

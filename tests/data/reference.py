@@ -1,4 +1,4 @@
-"""Views of one image at a time, with torchvision's own operations on 8-bit tensors: what `BatchedViews` is held to."""
+"""Views of one image at a time, with torchvision's own operations on 8-bit tensors: what ours are held to."""
 
 from __future__ import annotations
 

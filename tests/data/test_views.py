@@ -153,7 +153,7 @@ def test_only_chosen_images_are_jittered_in_each_images_own_order(channels: int)
 def test_views_are_torchvisions_whether_cropped_in_memory_or_one_by_one(
     recipe: str, view: int, channels: int
 ) -> None:
-    """Within torchvision's rounding to 8 bits after each of up to seven steps: about a level on average, ten at worst.
+    """Within torchvision's rounding to 8 bits after each of up to seven steps: a level on average, ten at worst.
 
     Solarising turns a difference around level 128 upside down, so those few pixels are left out.
     """

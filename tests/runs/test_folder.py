@@ -226,6 +226,20 @@ time.sleep(60)
 
 
 @pytest.mark.slow
+def test_a_run_whose_views_were_rounded_in_another_way_says_so(tmp_path: Path) -> None:
+    create(tmp_path / "run").close()
+    with RunFolder.open(tmp_path / "run") as run:
+        assert run.notes == []
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    del saved["views"]["in_memory"], saved["views"]["reduced_jpeg"]
+    saved["views"]["engine"] = "auto"
+    (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
+    with RunFolder.open(tmp_path / "run") as run:
+        assert not run.config.views.reduced_jpeg
+        (note,) = run.notes
+    assert "about one level in 255; JPEGs are still decoded at their full size" in note
+
+
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True

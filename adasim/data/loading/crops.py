@@ -30,7 +30,8 @@ class CropSource:
         self._workers = workers
         self._pool: WorkerPool | None = None
         self._device = device
-        # Only a real driver can lock pages and has streams; a device that is pretended (as in tests) has neither.
+        # The model is on the device before the loader is made. A device that is pretended, as in tests, is not
+        # initialised: it can lock no pages and has no streams.
         self._cuda = device.type == "cuda" and torch.cuda.is_initialized()
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self._spare: dict[tuple[int, ...], list[Tensor]] = {}
@@ -112,9 +113,10 @@ class Cut:
     def take(self) -> list[Tensor]:
         """The crops on the device, uint8 (B, 3, S, S) of each view; what is computed next waits for the copy."""
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            stream = torch.cuda.current_stream(self._room[0].device)
+            stream.wait_event(self._event)
             for crops in self._room:
-                crops.record_stream(torch.cuda.current_stream())
+                crops.record_stream(stream)
         return self._room
 
     def release(self) -> None:

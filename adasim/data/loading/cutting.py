@@ -40,7 +40,8 @@ class Task:
 
 
 def _unpack(epoch: int, ids: bytes, partners: bytes, views: tuple[int, ...]) -> Task:
-    return Task(epoch, *(torch.frombuffer(bytearray(b), dtype=torch.int64) for b in (ids, partners)), views)
+    first, second = (torch.frombuffer(bytearray(b), dtype=torch.int64) for b in (ids, partners))
+    return Task(epoch, first, second, views)
 
 
 class Cutter:

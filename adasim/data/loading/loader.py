@@ -4,8 +4,8 @@ Which images form a batch, which partner each one has and how each view is cut a
 epoch, id), so a loader keeps no state: resuming is asking for the same epoch from a later step. Partners come
 in with the call and travel to the workers inside the tasks; no worker ever holds them.
 
-Small images of one size are kept in memory, on the device, and cropped there. All others are cropped by loader processes
-to 8-bit pixels. Everything after the crop happens in whole batches on the device, by one and the same code.
+Small images of one size are kept in memory, on the device, and cropped there. All others are cropped by loader
+processes to 8-bit pixels. Everything after the crop happens in whole batches on the device, by one and the same code.
 """
 
 from __future__ import annotations

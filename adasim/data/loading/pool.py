@@ -151,9 +151,9 @@ class _Dispatcher:
                 if ready is self._wake:
                     self._wake.recv_bytes()
                 elif ready in pipes:
-                    self._take(pipes[ready])  # type: ignore[index]
+                    self._take(pipes[ready])
                 else:
-                    self._lose(ends[ready])  # type: ignore[index]
+                    self._lose(ends[ready])
 
     def _hand_out(self) -> None:
         while self._lost is None:

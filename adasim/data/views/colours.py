@@ -1,8 +1,8 @@
-"""From a crop to a view: flip, jitter, grey, blur, solarise, normalise. One code for all images, in whole batches, on the
-device that trains.
+"""From a crop to a view: flip, jitter, grey, blur, solarise, normalise. One code for all images, in whole batches,
+on the device that trains.
 
-Everything happens in place, and on a CPU in pieces that stay in its cache: a pass over memory would cost more than the
-arithmetic.
+Everything happens in place, and on a CPU in pieces that stay in its cache: a pass over memory would cost more than
+the arithmetic.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _jitter(x: Tensor, changes: Changes) -> None:
     """Brightness, contrast, saturation and hue of each image, in its own order, in place.
 
     The first three pull an image towards black, towards its mean grey, or each pixel towards its own grey. So each of
-    the four steps is one pull of all images, the neutral one where hue is due, and a turn of the hue of those where it
-    is: they lie side by side, since the images are sorted by the step at which hue comes.
+    the four steps is one pull of all images, the neutral one where hue is due, and a turn of the hue of those where
+    it is: they lie side by side, since the images are sorted by the step at which hue comes.
     """
     rows = changes.jitter.nonzero()[:, 0]  # rows[k] is the image that y[k] shows
     if not len(rows):
@@ -149,8 +149,8 @@ def shift_hue(x: Tensor, turns: Tensor) -> None:
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
     """Gaussian blur of x (B, C, S, S), each image with its own sigma (B,), borders mirrored.
 
-    A product with a matrix, or a sum of shifted copies: unlike a convolution, both give the same bits for any number of
-    threads.
+    A product with a matrix, or a sum of shifted copies: unlike a convolution, both give the same bits for any number
+    of threads.
     """
     if x.shape[-1] <= _MATRIX_SIDE:
         matrix = blur_matrix(sigma, x.shape[-1])

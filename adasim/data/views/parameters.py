@@ -1,7 +1,8 @@
 """What is random about a view: one row of uniforms becomes a crop, and the changes of its colours.
 
-Crops are cut in two places (`crops`: from a batch in memory, or one by one in loader processes). Both take their boxes
-from here, so one name (seed, view, epoch, image id) means the same view in both, up to the rounding of 8-bit pixels.
+Crops are cut in two places (`crops`: from a batch in memory, or one by one in loader processes). Both take their
+boxes from here, so one name (seed, view, epoch, image id) means the same view in both, up to the rounding of 8-bit
+pixels.
 """
 
 from __future__ import annotations
