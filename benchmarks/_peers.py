@@ -1,4 +1,4 @@
-"""The other side of peers.py: lightly's SimSiam and DINO as its documentation trains them, and DINO's own views.
+"""The other side of peers.py: lightly's SimSiam and DINO, as its documentation trains them.
 
 Nothing here knows of AdaSim. The encoders are handed in, so that both sides train the same torch modules.
 """
@@ -6,7 +6,6 @@ Nothing here knows of AdaSim. The encoders are handed in, so that both sides tra
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -17,10 +16,9 @@ from lightly.loss import DINOLoss, NegativeCosineSimilarity
 from lightly.models.modules import DINOProjectionHead, SimSiamPredictionHead, SimSiamProjectionHead
 from lightly.models.utils import deactivate_requires_grad, update_momentum
 from lightly.transforms import DINOTransform, SimSiamTransform
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchvision import transforms
 
 PhotoViews = Callable[[Image.Image], list[Tensor]]
 
@@ -47,7 +45,7 @@ class LightlySimSiam:
         widths: tuple[int, int, int],
         arrays: np.ndarray,
         batch_size: int,
-        sgd: dict[str, float],
+        sgd: dict[str, Any],
         transform: dict[str, Any],
         channels_last: bool,
     ) -> None:
@@ -60,7 +58,8 @@ class LightlySimSiam:
         model.train().to(memory_format=self.format)
         self.optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], **sgd)
         self.criterion = NegativeCosineSimilarity()
-        photos = Photos(arrays, SimSiamTransform(input_size=arrays.shape[1], **transform))
+        views: Any = SimSiamTransform(input_size=arrays.shape[1], **transform)
+        photos = Photos(arrays, views)
         self.loader = DataLoader(photos, batch_size, shuffle=True, drop_last=True, num_workers=0)
 
     def train(self, steps: int) -> int:
@@ -110,42 +109,8 @@ class LightlyDino:
 
 def lightly_dino_views() -> PhotoViews:
     """lightly's DINO transform at its defaults, without local views."""
-    return DINOTransform(n_local_views=0)
-
-
-def published_dino_views(scale: tuple[float, float]) -> PhotoViews:
-    """Two global views with the operations that DINO's authors describe (section 3, "Implementation details", and
-    BYOL's augmentations, to which it refers), on PIL images with torchvision's first transforms."""
-    flip_and_colours = [
-        transforms.RandomHorizontalFlip(p=0.5),
-        transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
-        transforms.RandomGrayscale(p=0.2),
-    ]
-    to_tensor = [
-        transforms.ToTensor(),
-        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    ]
-
-    def view(blur: float, solarize: float) -> Callable[[Image.Image], Tensor]:
-        bicubic = transforms.InterpolationMode.BICUBIC
-        crop = transforms.RandomResizedCrop(224, scale=scale, interpolation=bicubic)
-        last = [transforms.Lambda(lambda image: _sometimes(image, _blurred, blur))]
-        if solarize:
-            last.append(transforms.Lambda(lambda image: _sometimes(image, ImageOps.solarize, solarize)))
-        return transforms.Compose([crop, *flip_and_colours, *last, *to_tensor])
-
-    both = view(blur=1.0, solarize=0.0), view(blur=0.1, solarize=0.2)
-    return lambda image: [make(image) for make in both]
-
-
-def _sometimes(
-    image: Image.Image, change: Callable[[Image.Image], Image.Image], probability: float
-) -> Image.Image:
-    return change(image) if random.random() < probability else image
-
-
-def _blurred(image: Image.Image) -> Image.Image:
-    return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+    views: Any = DINOTransform(n_local_views=0)
+    return views
 
 
 def from_files(paths: list[str], transform: PhotoViews) -> Iterator[list[Tensor]]:

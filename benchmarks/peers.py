@@ -17,8 +17,8 @@ the same augmentations, once the recipe's (crops of at least 0.4, no blur), once
 does not have, channels-last tensors.
 
 **224 pixels, views.** Two views of JPEG files of 500 x 375 pixels, decoding included. The files are generated (no
-photographs are at hand here): patterns and noise, about as many bytes as ImageNet's. DINO's pipeline is written from
-its description. Ours is split: what loader processes do; that, and what an accelerator would do, on the same core.
+photographs are at hand here): noise with the spectrum of photographs. DINO's pipeline is written from its
+description. Ours is split: what loader processes do; that, and what an accelerator would do, on the same core.
 
 **224 pixels, step.** DINO with ViT-S/16 and two views that are already there: forward passes of student and teacher,
 head of 65,536 outputs, loss, centre, backward, AdamW, moving average; for ours also the memory's search of `--rows`
@@ -30,7 +30,6 @@ Not compared: GPUs, several processes, and what is learnt.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import os
 import subprocess
@@ -43,12 +42,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from _memory import fill
 from _report import report, take_turns
-from PIL import Image
 from torch import Tensor
+from views import dino_view, photo
 
 from adasim.config import Config
 from adasim.data import ArrayImages, BatchedViews, FolderImages, PairLoader, synthetic
@@ -83,7 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=("small", "views", "step"), help="one part; nothing is written")
     args = parser.parse_args()
-    if importlib.util.find_spec("lightly") is None:
+    if Path(sys.prefix).resolve() != ENVIRONMENT.resolve():
         python = make_environment()
         os.execv(python, [str(python), *sys.argv])
 
@@ -114,7 +112,9 @@ def make_environment() -> Path:
         mine = Path(torch.__file__).parent.parent
         (theirs,) = ENVIRONMENT.glob("lib/python*/site-packages")
         (theirs / "project.pth").write_text(f"import site; site.addsitedir({str(mine)!r})\n")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", LIGHTLY], check=True)
+        install = [python, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*install, "--ignore-installed", "--no-deps", LIGHTLY], check=True)
+        subprocess.run([*install, LIGHTLY], check=True)  # what it needs and this environment has not
         (ENVIRONMENT / "ready").touch()
     return python
 
@@ -213,31 +213,18 @@ def our_epochs(config: Config, images: ArrayImages, out: Path) -> Callable[[], i
 # ---- 224 pixels ----
 
 
-def make_photos(folder: Path) -> list[str]:
-    """JPEG files of 500 x 375 pixels, coloured patterns under noise of several grain sizes."""
-    folder.mkdir()
-    grey = synthetic(PHOTOS + 2, size=500).images[:, 0, :375].float()  # (n, 375, 500)
-    generator = torch.Generator().manual_seed(0)
-    paths = []
-    for i in range(PHOTOS):
-        photo = torch.stack([grey[i], grey[i + 1], grey[i + 2]], 2).numpy()
-        for grain in (1, 4, 16):
-            shape = (-(-375 // grain), -(-500 // grain), 3)
-            noise = torch.randn(shape, generator=generator).numpy().repeat(grain, 0).repeat(grain, 1)
-            photo += 9 * noise[:375, :500]
-        path = folder / f"{i:03d}.jpg"
-        Image.fromarray(np.clip(photo, 0, 255).astype(np.uint8)).save(path, quality=90)
-        paths.append(str(path))
-    return paths
-
-
 def photo_views(folder: Path) -> Contenders:
     """Two views of JPEG files: ours, DINO's published pipeline, lightly's."""
-    from _peers import from_files, lightly_dino_views, published_dino_views
+    from _peers import from_files, lightly_dino_views
 
-    paths = make_photos(folder / "photos")
+    folder = folder / "photos"
+    folder.mkdir()
+    paths = [str(folder / f"{i:03d}.jpg") for i in range(PHOTOS)]
+    for i, path in enumerate(paths):
+        photo(375, 500, seed=i).save(path, quality=90)
     config = get_recipe("dino-vit-s16").views
-    cutter, device = Cutter(FolderImages(folder / "photos"), config, seed=0), BatchedViews(config)
+    published = [dino_view(config, view) for view in (1, 2)]
+    cutter, device = Cutter(FolderImages(folder), config, seed=0), BatchedViews(config)
     ids, numbers = torch.arange(PHOTOS), (1, 2)
     room = cutter.room(numbers, PHOTOS)  # uint8, where loader processes leave their crops
 
@@ -258,7 +245,7 @@ def photo_views(folder: Path) -> Contenders:
     return {
         "adasim, loader process (crops)": cut,
         "adasim, and the device's part (colours) on the same core": cut_and_finish,
-        "DINO's published pipeline": theirs(published_dino_views(config.scale)),
+        "DINO's published pipeline": theirs(lambda image: [view(image) for view in published]),
         "lightly": theirs(lightly_dino_views()),
     }
 
