@@ -29,15 +29,17 @@ def seconds(run: Callable[[], Any], repeats: int = 5, warm_up: bool = True) -> f
     return min(times)
 
 
-def take_turns(contenders: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
+def take_turns(
+    contenders: dict[str, Callable[[], Any]], rounds: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each. They take turns, so that a busy moment of the machine hits all of them."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds + 1):
         for name, run in contenders.items():
-            start = time.perf_counter()
+            start = clock()
             run()
             if turn:  # the first turn warms up
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 

@@ -28,26 +28,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from _memory import fill
 from _report import RESULTS, report, resident_gb
-from torch.nn.functional import normalize
 
 from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.plan import Plan
 
 RANKS = (1, 2, 4)
-
-
-def fill(memory: NeighborMemory) -> None:
-    """Features around a thousand centres, as in a trained encoder, and a full window of lists."""
-    generator = torch.Generator().manual_seed(memory.rows.start)
-    centres = torch.randn(1000, memory.dim, generator=torch.Generator().manual_seed(0))
-    for part in memory.cache.split(65536):
-        some = centres[torch.randint(1000, (len(part),), generator=generator)]
-        part.copy_(normalize(some.add_(torch.randn(some.shape, generator=generator)), dim=1))
-    for lists in memory.history_ids.split(65536):
-        lists.random_(memory.num_images, generator=generator)
-    memory.history_similarities.fill_(0.5)
-    memory.epochs = memory.window
 
 
 def queries(memory: NeighborMemory, count: int) -> tuple[torch.Tensor, torch.Tensor]:

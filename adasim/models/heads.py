@@ -19,7 +19,8 @@ class Prototypes(nn.Module):
         self.weight_g = nn.Parameter(torch.ones(out_dim, 1), requires_grad=not frozen_gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight_g * F.normalize(self.weight_v, dim=1))  # (B, out_dim)
+        # As torch's own weight norm does it: in two passes over the weights, where plain operations take ten.
+        return F.linear(x, torch._weight_norm(self.weight_v, self.weight_g, 0))  # (B, out_dim)
 
 
 class DinoHead(nn.Module):

@@ -63,6 +63,8 @@ def unpack_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor], info: Any
     """Put a packed state into an optimiser over the same parameters: same values, types, memory layout."""
     state = unpack(tensors, info)
     optimizer.load_state_dict(state)
+    for group in optimizer.param_groups:  # which kernels work here is this process's choice, not the file's
+        group |= {name: optimizer.defaults[name] for name in ("foreach", "fused")}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
         for name, saved in state["state"].get(index, {}).items():

@@ -679,6 +679,17 @@ def test_a_resumed_optimiser_owns_its_memory(tmp_path: Path) -> None:
         assert torch.equal(tensor, tensors[name])
 
 
+@pytest.mark.parametrize("fused", [None, True])
+def test_which_kernels_step_is_not_read_from_a_checkpoint(fused: bool | None) -> None:
+    """One made on another device, or by a version that chose otherwise, would bring kernels that are not there."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    saved = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=not fused or None)
+    resumed = torch.optim.SGD([weight], lr=0.2, momentum=0.9, fused=fused)
+    unpack_optimizer(resumed, *pack_optimizer(saved))
+    assert resumed.param_groups[0]["lr"] == 0.1
+    assert resumed.param_groups[0]["fused"] is fused
+
+
 def test_moments_of_another_type_than_the_weights_keep_it() -> None:
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)

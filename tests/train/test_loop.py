@@ -89,7 +89,8 @@ def algorithm_1(config: Config) -> tuple[list[float], list[list[int]], Dino, Ten
     student, teacher = method.student.train(), method.teacher.train()
     decayed = [p for n, p in student.named_parameters() if p.requires_grad and p.ndim > 1 and "bias" not in n]
     spared = [p for n, p in student.named_parameters() if p.requires_grad and (p.ndim == 1 or "bias" in n)]
-    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": spared}])
+    # The loop's kernel, to the bit: a key bias has no gradient but rounding, which Adam makes as large as any.
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": spared}], fused=True)
     center = torch.zeros(dino.out_dim)
     Z = torch.zeros(N, method.feature_dim, dtype=torch.float64)
     history: list[dict[int, dict[int, float]]] = []  # epoch -> image -> neighbour -> similarity

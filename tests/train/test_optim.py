@@ -133,3 +133,22 @@ def test_optimisers_are_the_published_ones():
     assert isinstance(sgd, torch.optim.SGD)
     assert sgd.defaults["momentum"] == 0.9
     assert not sgd.defaults["nesterov"]
+
+
+def test_adamw_takes_the_steps_of_its_equations():
+    """Loshchilov and Hutter, algorithm 2, in double precision; on a CPU one kernel does all of it."""
+    config = get_recipe("desk-vit")
+    method = build_method(config, 32, 1)
+    optimizer = build_optimizer(method, config)
+    group = optimizer.param_groups[0]
+    group["lr"], group["weight_decay"] = 0.01, 0.3
+    weight = group["params"][0]
+    x, m, v = weight.detach().double().clone(), 0.0, 0.0
+    generator = torch.Generator().manual_seed(0)
+    for t in range(1, 6):
+        weight.grad = torch.randn(weight.shape, generator=generator)
+        gradient = weight.grad.double()
+        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
+        x = x - 0.01 * 0.3 * x - 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach().double(), x, rtol=1e-5, atol=1e-6)
