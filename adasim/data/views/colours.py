@@ -19,7 +19,7 @@ BLUR_RADIUS = 6  # taps on either side: three standard deviations of the widest 
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in a grey level
 _CONTRAST, _SATURATION, _HUE = 1, 2, 3  # their columns in `Changes`
 _PIECE = 1 << 21  # bytes of floats that a CPU works on at a time
-_MATRIX_SIDE = 64  # up to this side a blur is a product with a matrix
+_MATRIX_SIDE = 64  # up to this side a blur is a product with a matrix also on a CPU
 
 
 def finish(
@@ -149,10 +149,10 @@ def shift_hue(x: Tensor, turns: Tensor) -> None:
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
     """Gaussian blur of x (B, C, S, S), each image with its own sigma (B,), borders mirrored.
 
-    A product with a matrix, or a sum of shifted copies: unlike a convolution, both give the same bits for any number
-    of threads.
+    A product with a matrix, or a sum of shifted copies, whichever is faster: unlike a convolution, both give the same
+    bits for any number of threads.
     """
-    if x.shape[-1] <= _MATRIX_SIDE:
+    if x.shape[-1] <= _MATRIX_SIDE or x.device.type != "cpu":
         matrix = blur_matrix(sigma, x.shape[-1])
         return apply_matrices(x, matrix, matrix)
     S = x.shape[-1]
