@@ -112,7 +112,7 @@ def make_environment() -> Path:
         mine = Path(torch.__file__).parent.parent
         (theirs,) = ENVIRONMENT.glob("lib/python*/site-packages")
         (theirs / "project.pth").write_text(f"import site; site.addsitedir({str(mine)!r})\n")
-        install = [python, "-m", "pip", "install", "--quiet"]
+        install = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*install, "--ignore-installed", "--no-deps", LIGHTLY], check=True)
         subprocess.run([*install, LIGHTLY], check=True)  # what it needs and this environment has not
         (ENVIRONMENT / "ready").touch()
