@@ -146,7 +146,7 @@ def test_a_restarted_process_goes_on_instead_of_overwriting_its_own_run(
     }
 
 
-@pytest.mark.parametrize("call", [2, 9, 11, 12, 13])
+@pytest.mark.parametrize("call", [2, 9, 12, 13, 14])
 def test_an_overwriting_cut_short_can_be_repeated(
     old: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
@@ -163,6 +163,6 @@ def test_an_overwriting_cut_short_can_be_repeated(
         patch.setattr(module, "remove", cut_short)
         with pytest.raises(KeyboardInterrupt):
             overwrite(old)
-    assert len((*module._FOLDERS, *module._PRODUCTS, *module._DESCRIPTION)) == 13
+    assert len((*module._FOLDERS, *module._PRODUCTS, *module._DESCRIPTION)) == 14
     overwrite(old).close()
     assert RunFolder.open(old, lock=False).config.epochs == 8
