@@ -78,7 +78,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     log = out.with_suffix(out.suffix + ".log")
     resumed = (out / "config.json").exists()
     started, used = time.time(), time.process_time()
-    line: dict[str, Any] = {"table": table, **cell._asdict()}
+    line: dict[str, Any] = {"table": table, **cell._asdict(), "commit": commit()}
     line["command"] = f"python -m benchmarks.paper {table} --data DIR --cell {cell}"
     with _said_to(log):
         try:
@@ -91,7 +91,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     line["curves"] = curves(out)
     line["cpu_seconds"], line["resumed"] = round(time.process_time() - used), resumed
     line["hours"] = round((time.time() - started) / 3600, 2)
-    line |= {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(), "torch": torch.__version__}
+    line |= {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "torch": torch.__version__}
     line["config"] = config.to_dict() | {"data": {"images_per_class": IMAGES_PER_CLASS, "name": data.name}}
     append(results / f"{table}.jsonl", line)
     for leftover in ("checkpoints", "features", "tensorboard"):
