@@ -4,8 +4,8 @@
     python -m benchmarks.paper.frontier runs/paper/simsiam_standard_0 --plugin examples/own_pairs.py --pairs mutual
 
 The encoder sees the training images as in training (view 1, batch statistics), pass after pass, but learns nothing.
-Labels judge the partners afterwards. Three tables: AdaSim's gate, bootstrapping ratio and precision over (w, K, tau); how
-precise the surest share q of the nearest other images is by several measures of sureness; and whole policies.
+Labels judge the partners afterwards. Three tables: AdaSim's gate, bootstrapping ratio and precision over (w, K, tau);
+how precise the surest share q of the nearest other images is by several measures of sureness; and whole policies.
 """
 
 from __future__ import annotations
