@@ -1,4 +1,4 @@
-"""The runner behind benchmarks/paper: its cells are complete, each leaves one line, and partners are judged rightly."""
+"""The runner behind benchmarks/paper: its cells are complete, each leaves one line, partners are judged rightly."""
 
 import importlib
 import json
