@@ -27,7 +27,7 @@ def test_every_cell_of_every_table_has_a_configuration_and_a_name_of_its_own(pap
             assert tables.Cell.read(str(cell)) == cell
             settings.build(*cell).check_values()
     assert settings.build("simsiam", "adasim:k=3,tau=0.1", 2).neighbors.k == 3
-    assert settings.build("simsiam", "confident:share=0.3", 2).pair_settings.share_end == 0.3
+    assert settings.build("simsiam", "confident:share=0.3", 2).pair_settings.share == 0.3
 
 
 def test_arms_differ_from_the_baseline_in_their_pairs_alone(paper: Any) -> None:

@@ -26,8 +26,8 @@ class ConfidentSettings:
 
     share: float = 0.15
     """q: share of the images that have another one as partner, when they begin to."""
-    share_end: float = 0.15
-    """q at the last epoch; linear in between."""
+    share_end: float | None = None
+    """q at the last epoch, linear in between; by default it stays as it began."""
     start: int = 5
     """Epochs of standard pairs before."""
     decay: float = 0.8
@@ -35,8 +35,9 @@ class ConfidentSettings:
 
     def __post_init__(self) -> None:
         for name in ("share", "share_end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"confident.{name}={getattr(self, name)} must be between 0 and 1.")
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"confident.{name}={value} must be between 0 and 1.")
         if not self.start >= 1:
             raise UserError(
                 f"confident.start={self.start} must be at least 1: the first epoch has no features yet."
@@ -77,7 +78,8 @@ class Confident(PairPolicy):
         if epoch < settings.start:
             return 0.0
         way = (epoch - settings.start) / max(self.epochs - 1 - settings.start, 1)
-        return settings.share + (settings.share_end - settings.share) * min(way, 1.0)
+        end = settings.share if settings.share_end is None else settings.share_end
+        return settings.share + (end - settings.share) * min(way, 1.0)
 
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
         if self._found is None or self._found[0] != epoch:  # the means change between epochs alone

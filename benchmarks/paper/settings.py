@@ -93,7 +93,7 @@ def build(method: str, arm: str, seed: int) -> Config:
     if pairs == "confident":
         own = ConfidentSettings(
             share=values.get("share", 0.15),
-            share_end=values.get("share_end", values.get("share", 0.15)),
+            share_end=values.get("share_end"),
             start=int(values.get("start", 20)),  # as many steps as 5 epochs of 20,000 images
             decay=values.get("decay", 0.9),  # ten epochs
         )

@@ -67,7 +67,7 @@ def test_the_nearest_other_image_is_that_of_a_brute_force(
 
 def test_the_most_similar_share_has_partners_and_the_others_have_not() -> None:
     shown = epochs_of_features(50, 8, 4)
-    policy = Confident(memory_of(shown, 50), ConfidentSettings(share=0.2, share_end=0.2, start=2), epochs=9)
+    policy = Confident(memory_of(shown, 50), ConfidentSettings(share=0.2, start=2), epochs=9)
     best, similarity = brute_force(shown, 0.8)
     surest = sorted(similarity, key=similarity.__getitem__, reverse=True)[:10]
     partners = policy.partners(4)
@@ -92,7 +92,7 @@ def test_the_share_grows_linearly_to_the_last_epoch() -> None:
 def test_partners_change_with_the_means_and_not_before() -> None:
     shown = epochs_of_features(50, 8, 6)
     memory = memory_of(shown[:4], 50)
-    policy = Confident(memory, ConfidentSettings(share=1.0, share_end=1.0), epochs=9)
+    policy = Confident(memory, ConfidentSettings(share=1.0), epochs=9)
     before = policy.partners(5)
     memory.observe(*shown[4])
     assert torch.equal(policy.partners(5), before)
