@@ -15,6 +15,7 @@ import argparse
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from .cell import done, run_cell
 from .tables import TABLES, Cell
@@ -46,18 +47,36 @@ def main() -> None:
 
 
 def show(path: Path) -> None:
-    """The cells so far: mean and deviation over seeds."""
-    groups: dict[tuple[str, str], list[dict]] = {}
+    """The cells so far: mean and deviation over seeds, and the gain over standard pairs with the same seeds."""
+    standard = {
+        (cell.method, cell.seed): line
+        for file in path.parent.glob("*.jsonl")
+        if file.stem in TABLES
+        for cell, line in done(file).items()
+        if cell.arm == "standard"
+    }
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for cell, line in done(path).items():
         groups.setdefault((cell.method, cell.arm), []).append(line)
-    print(f"{'method':14}{'arm':36}{'seeds':7}{'k-NN':>14}{'linear':>14}{'bootstrapped':>14}")
+    print(f"{'method':15}{'arm':36}{'seeds':7}{'k-NN':14}{'gain':16}{'linear':14}{'bootstrapped':14}")
     for (method, arm), lines in groups.items():
-        figures = [_figure([line[name] for line in lines if name in line]) for name in ("knn", "linear")]
+        knn, linear = ([line[name] for line in lines if name in line] for name in ("knn", "linear"))
+        pairs = [(line, standard.get((method, line["seed"]))) for line in lines if arm != "standard"]
+        gains = [ours["knn"] - theirs["knn"] for ours, theirs in pairs if theirs and "knn" in ours]
         ratio = statistics.mean(line["curves"]["bootstrapped"][-1] for line in lines)
-        notes = "  collapse" if any(line["collapse"] for line in lines) else ""
+        notes = "collapse" if any(line["collapse"] for line in lines) else ""
         print(
-            f"{method:14}{arm:36}{len(lines):<7}{figures[0]:>14}{figures[1]:>14}{ratio:>14.1%}{notes}",
+            f"{method:15}{arm:36}{len(lines):<7}{_figure(knn):14}{_gain(gains):16}{_figure(linear):14}"
+            f"{ratio:<14.1%}{notes}"
         )
+
+
+def _gain(differences: list[float]) -> str:
+    """Mean over seeds and its standard error."""
+    if not differences:
+        return ""
+    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else None
+    return f"{statistics.mean(differences):+.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
 def _figure(values: list[float]) -> str:
