@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from adasim.data import PairLoader
 from adasim.neighbors import MeanFeatures, NeighborMemory, PairContext
@@ -138,16 +139,41 @@ def sureness_table(passes: Passes, lists: NeighborMemory, labels: Tensor) -> lis
     for window in (w for w in WINDOWS[1:] if w <= lists.window):
         measures[f"m_win, w = {window}"] = _by_lists(part(lists, window, lists.k))
     for decay in DECAYS:
-        measures[f"running mean, decay {decay}"] = mean_features(passes, len(labels), decay).nearest_other()
+        means = mean_features(passes, len(labels), decay)
+        measures[f"running mean, decay {decay}"] = means.nearest_other()
+    measures |= {f"running mean, decay {decay}, {name}": m for name, m in by_matrix(means.values).items()}
     rows = []
     for name, (nearest, sureness) in measures.items():
-        order = sureness.argsort(descending=True, stable=True)
+        order = sureness.argsort(descending=True, stable=True)[: int((sureness > -torch.inf).sum())]
         row: dict[str, Any] = {"measure": name}
         for share in SHARES:
-            chosen = order[: round(share * len(order))]
-            row[f"q = {share:g}"] = float((labels[nearest[chosen]] == labels[chosen]).double().mean())
+            chosen = order[: round(share * len(labels))]
+            right = float((labels[nearest[chosen]] == labels[chosen]).double().mean())
+            row[f"q = {share:g}"] = (
+                right if len(chosen) == round(share * len(labels)) else None
+            )  # too few have one
         rows.append(row)
     return rows
+
+
+def by_matrix(features: Tensor, k: int = 10) -> dict[str, tuple[Tensor, Tensor]]:
+    """Other ways to choose and to trust a partner, from all N x N similarities: for some thousand images only."""
+    unit = F.normalize(features - features.mean(0), dim=1)
+    similar = (unit @ unit.T).fill_diagonal_(-torch.inf)
+    best, nearest = similar.max(1)
+    mutual = nearest[nearest] == torch.arange(len(nearest))
+    top, lists = similar.topk(k, dim=1)
+    crowd = top.mean(1)  # how near an image's k nearest are: hubs have many near
+    relative = 2 * similar - crowd[:, None] - crowd[None]
+    surest, chosen = relative.max(1)
+    in_list = torch.zeros_like(similar).scatter_(1, lists, 1.0)
+    shared = (in_list * in_list[nearest]).sum(1)  # neighbours that both have
+    return {
+        "mutual": (nearest, torch.where(mutual, best, -torch.inf)),
+        "less both images' crowds": (chosen, surest),
+        "ahead of the tenth": (nearest, best - top[:, -1]),
+        "shared neighbours": (nearest, shared + best / 2),
+    }
 
 
 def _by_lists(memory: NeighborMemory) -> tuple[Tensor, Tensor]:
@@ -181,7 +207,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     print("| " + " | ".join(columns) + " |")
     print("|" + "---|" * len(columns))
     for row in rows:
-        cells = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()]
+        cells = [f"{v:.3g}" if isinstance(v, float) else "-" if v is None else str(v) for v in row.values()]
         print("| " + " | ".join(cells) + " |")
 
 
