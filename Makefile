@@ -1,13 +1,14 @@
 # make demo     set up, then pretrain on generated images for two minutes and measure the result
 # make quick    set up, then lint, type-check and run the tests that take under a minute together
 # make test     set up, then lint, type-check and test everything
+# make paper    the paper's tables at desk scale: many hours; see docs/benchmarks.md
 # make lowest   the quick tests with the oldest versions of everything that pyproject.toml allows
 
 PYTHON ?= python3
 BIN := .venv/bin
 LOWEST := .venv-lowest
 
-.PHONY: demo quick test lint lowest benchmarks clean
+.PHONY: demo quick test lint lowest benchmarks paper clean
 
 demo: .venv/demo.stamp
 	$(BIN)/adasim demo
@@ -28,6 +29,11 @@ lowest: $(LOWEST)/test.stamp
 
 benchmarks: .venv/test.stamp
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+
+DATA ?= data/cifar10
+paper: .venv/test.stamp
+	for table in main oracle policies ablation contrast weak; do \
+		$(BIN)/python -m benchmarks.paper $$table --data $(DATA) || exit 1; done
 
 clean:
 	rm -rf .venv $(LOWEST)

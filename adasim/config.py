@@ -235,10 +235,11 @@ class Config:
     recipe: str = "custom"
     """Name of the recipe this configuration started from."""
     method: str = "dino"
-    """Which self-distillation method: `dino`, `simsiam`, or one from a plug-in."""
+    """Which method: `dino`, `simsiam`, `nnclr`, or one from a plug-in."""
     pairs: str = "adasim"
     """Who is whose partner: itself (`standard`), always the best other image (`nearest`: +NN), a draw from p_win
-    (`adasim`), one of the same class (`oracle`), or as a plug-in has it."""
+    (`adasim`), the nearest other image of those that are surest of theirs (`confident`, ours), one of the same class
+    (`oracle`), or as a plug-in has it."""
     epochs: int = 100
     """Passes over the data."""
     batch_size: int = 256
@@ -264,6 +265,9 @@ class Config:
     settings: Annotated[Any, tyro.conf.Suppress] = None
     """The method's own settings, of its class `Settings`: on the command line and in config.json under the method's
     name (`--dino.out-dim`)."""
+    pair_settings: Annotated[Any, tyro.conf.Suppress] = None
+    """The pair policy's own settings, if it has a class `Settings`: likewise under the policy's name
+    (`--confident.share`)."""
     neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
@@ -282,6 +286,16 @@ class Config:
                 f"not {type(self.settings).__name__}."
             )
         check_fields(self.settings, f"{self.method}.")
+        own = PAIRS[self.pairs].Settings
+        if self.pair_settings is None and own is not None:
+            self.pair_settings = own()
+        if type(self.pair_settings) is not (own or type(None)):
+            raise UserError(
+                f"pairs={self.pairs} takes {f'settings of the class {own.__name__}' if own else 'no settings'}, "
+                f"not {type(self.pair_settings).__name__}. Set pair_settings to None for the defaults."
+            )
+        if own is not None:
+            check_fields(self.pair_settings, f"{self.pairs}.")
         at_least("epochs", self.epochs, 1)
         at_least("batch_size", self.batch_size, 1)
         if self.micro_batch != "auto":
@@ -329,10 +343,10 @@ class Config:
         policy.check(self.neighbors, self.epochs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; the method's settings stand under its name."""
+        """As JSON has it; the settings of the method and of the pair policy stand under their names."""
         values = dataclasses.asdict(self)
-        settings = values.pop("settings")
-        return {**values, self.method: settings}
+        settings, own = values.pop("settings"), values.pop("pair_settings")
+        return {**values, self.method: settings, **({} if own is None else {self.pairs: own})}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
@@ -341,6 +355,9 @@ class Config:
         method = values.get("method", "dino")
         if isinstance(method, str) and isinstance(values.get(method), dict) and method in METHODS:
             values["settings"] = _build(METHODS[method].Settings, values.pop(method), f"{method}.")
+        pairs = values.get("pairs", "adasim")
+        if isinstance(pairs, str) and isinstance(values.get(pairs), dict) and pairs in PAIRS:
+            values["pair_settings"] = _build(PAIRS[pairs].Settings, values.pop(pairs), f"{pairs}.")
         return _build(cls, values, "")
 
 

@@ -55,6 +55,10 @@ def folder(tmp_path: Path) -> Path:
         (["--data", "{tmp}/images", "--batch-size", "21"], "batch_size=21 is more than the 20 images"),
         (["--data", "{tmp}/images", "--optim.warmup-epochs", "9"], "optim.warmup_epochs=9"),
         (["--data", "{tmp}/images", "--device", "abacus"], "device=abacus"),
+        (
+            ["--data", "{tmp}/images", "--pairs", "confident", "--confident.share", "1.5"],
+            "confident.share=1.5 must be between 0 and 1",
+        ),
         (["--data", "{tmp}/images", "--eval.every", "1"], "eval.every=1 needs labels"),
         (["--data", "{tmp}/images", "--batch-size", "1"], "method=simsiam needs a batch_size of at least 2"),
         (["--data", "{tmp}/images", "--out", "{tmp}/images"], "not empty and not a run"),
@@ -236,3 +240,16 @@ def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_ne
             message = refusal(["pretrain", "--resume", str(disk / out)], capsys)
             assert f"Cannot write to {disk / out}: Read-only file system" in message
         assert "Read-only" in refusal([*words[:-1], str(disk / "new")], capsys)
+
+
+@pytest.mark.slow
+def test_a_pair_policy_has_options_of_its_own(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ["--pairs", "confident", "--confident.share", "0.5", "--confident.start=1", "--device", "cpu"]
+    main(["pretrain", "desk-resnet", "--data", str(folder), *TINY, *options, "--out", str(run)])
+    saved = json.loads((run / "config.json").read_text())
+    assert saved["confident"] == {"share": 0.5, "share_end": None, "start": 1, "decay": 0.8}
+    main(["pretrain", "--resume", str(run), "--epochs", "4"])
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["epoch"] == 3
+    assert last["bootstrap_ratio"] > 0

@@ -18,7 +18,7 @@ from adasim.config import Config
 from adasim.errors import UserError
 from adasim.interrupts import is_first
 from adasim.recipes import RECIPES, for_epochs, get_recipe
-from adasim.registry import METHODS
+from adasim.registry import METHODS, PAIRS
 
 
 @dataclass
@@ -64,6 +64,9 @@ def main(arguments: Sequence[str]) -> None:
         config = shortened(config, epochs)
     for method in option_values(rest, "--method")[-1:]:
         config = with_method(config, method)
+    for pairs in option_values(rest, "--pairs")[-1:]:
+        if pairs in PAIRS:  # an unknown one is refused when the option is read
+            config = replace(config, pairs=pairs, pair_settings=None)
     default = with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
     if "-h" in rest:
         return show_common_options(recipe, default)
@@ -178,19 +181,25 @@ def with_method(config: Config, method: str) -> Config:
 
 
 def with_settings(arguments: type[Any], config: Config) -> type[Any]:
-    """The arguments with options for the method's own settings, under the method's name."""
-    kind: Any = Annotated[type(config.settings), tyro.conf.arg(name=config.method)]
-    return make_dataclass(
-        arguments.__name__, [("settings", kind, field(default=None))], bases=(arguments,), kw_only=True
-    )
+    """The arguments with options for the settings of the method and of the pair policy, under their names."""
+    fields = [("settings", _named(config.settings, config.method), field(default=None))]
+    if config.pair_settings is not None:
+        fields.append(("pair_settings", _named(config.pair_settings, config.pairs), field(default=None)))
+    return make_dataclass(arguments.__name__, fields, bases=(arguments,), kw_only=True)
+
+
+def _named(settings: Any, name: str) -> Any:
+    return Annotated[type(settings), tyro.conf.arg(name=name)]
 
 
 def parse(default: Any, arguments: Sequence[str], program: str, about: str | None) -> Any:
     """Read the options; the configuration that results is checked as a whole."""
-    default.settings = default.config.settings
+    own = [name for name in ("settings", "pair_settings") if hasattr(default, name)]
+    for name in own:
+        setattr(default, name, getattr(default.config, name))
     parsed = tyro.cli(type(default), default=default, args=arguments, prog=program, description=about)
-    if parsed.settings is not None:
-        parsed.config = replace(parsed.config, settings=parsed.settings)
+    changed = {name: value for name in own if (value := getattr(parsed, name)) is not None}
+    parsed.config = replace(parsed.config, **changed)
     return parsed
 
 
@@ -198,7 +207,7 @@ SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or synthetic
 COMMON = {
     "data SOURCE": SOURCES,
     "out RUN": "the run folder to make",
-    "pairs": "standard, nearest, adasim or oracle",
+    "pairs": "standard, nearest, adasim, confident or oracle",
     "plugin FILE": "methods, pairs or data of your own",
     "epochs": "passes over the data",
     "batch-size": "images per step, over all processes",

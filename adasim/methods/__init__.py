@@ -3,6 +3,7 @@
 from adasim.config import Config
 from adasim.methods.base import EncodedView, Method, Step
 from adasim.methods.dino import Dino, DinoSettings
+from adasim.methods.nnclr import Nnclr, NnclrSettings
 from adasim.methods.simsiam import SimSiam, SimSiamSettings
 from adasim.registry import METHODS
 from adasim.seeding import key, seeded
@@ -12,6 +13,8 @@ __all__ = [
     "DinoSettings",
     "EncodedView",
     "Method",
+    "Nnclr",
+    "NnclrSettings",
     "SimSiam",
     "SimSiamSettings",
     "Step",

@@ -1,6 +1,8 @@
 """The heart of AdaSim: exact search, the neighbour memory and the pair policies. Imports torch alone."""
 
+from adasim.neighbors.confident import Confident, ConfidentSettings
 from adasim.neighbors.feeding import PairDataset, PairSampler
+from adasim.neighbors.means import MeanFeatures
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairContext, PairPolicy, Standard
 from adasim.neighbors.quantized import QuantizedRows
@@ -9,6 +11,9 @@ from adasim.neighbors.sharded import ShardedMemory
 
 __all__ = [
     "AdaSim",
+    "Confident",
+    "ConfidentSettings",
+    "MeanFeatures",
     "Nearest",
     "NeighborMemory",
     "Oracle",

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adasim.neighbors.arguments import Ids, check_tau, checked_ids
+from adasim.neighbors.means import MeanFeatures
 from adasim.neighbors.precision import exact_device
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
@@ -55,6 +56,7 @@ class NeighborMemory:
             main memory.
         rows: the images whose features and lists are held here, all by default; `ShardedMemory` gives each
             process its own. Neighbours are then found, and partners drawn, among and for these alone.
+        mean_decay: keep a running mean of each image's features too, with this decay per epoch (`MeanFeatures`).
 
     >>> memory = NeighborMemory(num_images=4, dim=2, window=1, k=2)
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -77,6 +79,7 @@ class NeighborMemory:
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
         rows: range | None = None,
+        mean_decay: float | None = None,
     ) -> None:
         num_images, dim, window, k = map(index, (num_images, dim, window, k))
         if not 1 <= k <= num_images:
@@ -102,6 +105,9 @@ class NeighborMemory:
         # The epoch in progress.
         self.current_ids = torch.full((len(rows), k), -1, dtype=torch.int32)
         self.current_similarities = torch.zeros(len(rows), k)
+        self.means: MeanFeatures | None = None
+        if mean_decay is not None:
+            self.means = MeanFeatures(num_images, rows, dim, mean_decay, device)
         self.epochs = 0  # finished ones
         self._observing = False
         self._quantized: QuantizedRows | None = None
@@ -119,6 +125,8 @@ class NeighborMemory:
     def to(self, device: torch.device | str) -> Self:
         """Move the cache to a device (the CPU, if that has no fp64); the history stays in main memory."""
         self.cache = self.cache.to(exact_device(device))
+        if self.means is not None:
+            self.means.values = self.means.values.to(self.cache.device)
         self._quantized = None
         self._refresh_int8()
         return self
@@ -156,6 +164,8 @@ class NeighborMemory:
                 f"end_epoch() without observe(): nothing was observed since epoch {self.epochs} began. "
                 f"Call end_epoch once, after all batches of an epoch."
             )
+        if self.means is not None:
+            self.means.update(self.cache, self.current_ids[:, 0] >= 0)
         slot = self.epochs % self.window
         self.history_ids[:, slot] = self.current_ids
         self.history_similarities[:, slot] = self.current_similarities
@@ -243,7 +253,8 @@ class NeighborMemory:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors that share memory with this object."""
-        return {
+        means = {} if self.means is None else {"means": self.means.values}
+        return means | {
             "cache": self.cache,
             "current_ids": self.current_ids,
             "current_similarities": self.current_similarities,

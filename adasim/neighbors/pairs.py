@@ -32,11 +32,15 @@ class PairContext:
     """There for a policy that draws from it."""
     labels: Tensor | None = None
     """(N,), if the images have any; only an oracle may look."""
+    own: Any = None
+    """The policy's own settings, of its class `Settings`, if it has one."""
 
 
 class PairPolicy(ABC):
     """Who is whose partner."""
 
+    Settings: ClassVar[type[Any] | None] = None
+    """A dataclass of the policy's own settings, each with a default, if it has any."""
     draws_from_memory: ClassVar[bool] = False
     """Whether the run must keep a neighbour memory for it."""
     needs_labels: ClassVar[bool] = False
@@ -57,6 +61,11 @@ class PairPolicy(ABC):
     def window(cls, settings: Any) -> int:
         """How many epochs of lists the memory keeps for it."""
         return settings.window
+
+    @classmethod
+    def memory_options(cls, own: Any) -> dict[str, Any]:
+        """What else the memory must keep for it, as keywords of `NeighborMemory`; `own`: its own settings."""
+        return {}
 
     @abstractmethod
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,3 +70,27 @@ def mean_over_ranks(x: Tensor) -> Tensor:
         dist.all_reduce(x)
         x = x / dist.get_world_size()
     return x
+
+
+def gather_with_gradient(x: Tensor) -> Tensor:
+    """(n, ...) from each rank -> (R n, ...), in the order of ranks; alone, the tensor itself.
+
+    Every rank's loss depends on every rank's part, so the gradient of a part is the sum of all ranks' gradients.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return _Gather.apply(x)
+    return x
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        everyone = x.new_empty((dist.get_world_size() * len(x), *x.shape[1:]))
+        dist.all_gather_into_tensor(everyone, x.contiguous())
+        return everyone
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()]

@@ -238,6 +238,7 @@ def memory_options(config: Config) -> dict[str, Any] | None:
         "support": neighbors.support,
         "timing": neighbors.timing if policy.draws_from_memory else "previous",  # watching changes nothing
         "dtype": None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
+        **policy.memory_options(config.pair_settings),
     }
 
 
@@ -256,5 +257,7 @@ def build_policy(
 ) -> PairPolicy:
     """The pair policy that `config.pairs` names."""
     return PAIRS[config.pairs].build(
-        PairContext(num_images, config.epochs, config.seed, config.neighbors, memory, labels)
+        PairContext(
+            num_images, config.epochs, config.seed, config.neighbors, memory, labels, config.pair_settings
+        )
     )

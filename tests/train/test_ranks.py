@@ -77,8 +77,16 @@ def memory(out: Path, config: Config) -> NeighborMemory:
 # The same training on any number of ranks
 
 
-@pytest.mark.parametrize("timing", ["previous", "current"])
-@pytest.mark.parametrize("pairs", ["adasim", "nearest"])
+@pytest.mark.parametrize(
+    ("pairs", "timing"),
+    [
+        ("adasim", "previous"),
+        ("adasim", "current"),
+        ("nearest", "previous"),
+        ("nearest", "current"),
+        ("confident", "previous"),
+    ],
+)
 def test_lists_distributions_and_partners_are_the_same_bits_on_any_number_of_ranks(
     runs: Runs, small: Small, tmp_path: Path, pairs: str, timing: str
 ) -> None:
@@ -124,7 +132,7 @@ def test_an_encoder_without_batch_norm_has_the_losses_of_one_process(whole: Whol
                 assert mine[name] == pytest.approx(theirs[name], rel=1e-5), name
 
 
-@pytest.mark.parametrize("method", ["dino", "simsiam"])
+@pytest.mark.parametrize("method", ["dino", "simsiam", "nnclr"])
 def test_batch_norm_looks_at_the_images_of_all_ranks(
     runs: Runs, small: Small, tmp_path: Path, method: str
 ) -> None:

@@ -109,6 +109,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "in memory": {},
     "partners drawn in the current epoch": {"neighbors__timing": "current"},
     "nearest pairs": {"pairs": "nearest"},
+    "nnclr, resnet, confident pairs": {
+        "method": "nnclr",
+        "model__name": "resnet_tiny",
+        "pairs": "confident",
+    },
     "standard pairs": {"pairs": "standard"},
     "dino, resnet": {"model__name": "resnet_tiny"},
     "simsiam, resnet, sgd": {

@@ -1,0 +1,142 @@
+"""NNCLR: InfoNCE whose positive is the nearest neighbour of a view in a queue of embeddings (Dwibedi et al., 2021).
+
+Unlike self-distillation it pushes other images away, so that wrong positives cannot make all features equal. With
+`queue_size=0` the positive is the other view itself: plain InfoNCE, on whatever pairs the policy makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adasim.config import Config, ModelConfig, OptimConfig, at_least
+from adasim.errors import UserError
+from adasim.fields import check_fields
+from adasim.methods.base import EncodedView, Method, Step, decay_groups, feature_spread
+from adasim.methods.simsiam import SimSiam
+from adasim.models import Backbone, Predictor, Projector, build_backbone
+from adasim.ranks.exchange import Exchange, gather_with_gradient
+from adasim.registry import METHODS
+
+
+@dataclass(kw_only=True)
+class NnclrSettings:
+    """NNCLR's heads, temperature and queue."""
+
+    proj_dim: int = 256
+    """Width of the projector (all three layers) and of the embeddings."""
+    pred_dim: int = 512
+    """Width of the predictor's hidden layer."""
+    temperature: float = 0.1
+    """Temperature of the softmax over the batch."""
+    queue_size: int = 16_384
+    """Embeddings of the last images, among which positives are found; 0: the other view is the positive."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "nnclr.")
+        at_least("nnclr.proj_dim", self.proj_dim, 2)
+        at_least("nnclr.pred_dim", self.pred_dim, 2)
+        at_least("nnclr.queue_size", self.queue_size, 0)
+        if not self.temperature > 0:
+            raise UserError(f"nnclr.temperature={self.temperature} must be above 0.")
+
+
+@METHODS.register("nnclr")
+class Nnclr(Method):
+    """One encoder, projector and predictor, and a first-in, first-out queue of view 1's embeddings.
+
+    The queue is the same on all ranks. It begins with random directions, and moves after sound steps only.
+    """
+
+    Settings = NnclrSettings
+    VIEWS = SimSiam.VIEWS
+    linear_protocol = "simsiam"
+    queue: Tensor
+    place: Tensor
+
+    def __init__(self, model: ModelConfig, config: NnclrSettings, image_size: int, channels: int = 3) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = build_backbone(model, image_size, channels, student=True)
+        self.projector = Projector(self.encoder.dim, config.proj_dim)
+        self.predictor = Predictor(config.proj_dim, config.pred_dim)
+        self.register_buffer(
+            "queue", F.normalize(torch.randn(config.queue_size, config.proj_dim), dim=1)
+        )  # (Q, D')
+        self.register_buffer("place", torch.tensor(0))  # of the oldest embedding
+        self._next: Tensor | None = None  # embeddings that wait until the step is known to be sound
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        if config.batch_size < 2:
+            raise UserError(
+                "method=nnclr needs a batch_size of at least 2: the other images are what it tells an image from. "
+                "Raise --batch-size."
+            )
+
+    @property
+    def eval_encoder(self) -> Backbone:
+        return self.encoder
+
+    def forward(self, views: list[Tensor], epoch: int) -> Step:
+        encoded = [self.encode(view) for view in views]
+        for view in encoded:
+            self.predict(view)
+        return self.loss(encoded, epoch)
+
+    def encode(self, pixels: Tensor) -> EncodedView:
+        feature = self.encoder(pixels)  # (B, D)
+        return EncodedView(pixels, feature.detach().float(), target=self.projector(feature))
+
+    def predict(self, view: EncodedView) -> None:
+        view.output = self.predictor(view.target)
+
+    def loss(self, views: list[EncodedView], epoch: int) -> Step:
+        """1/2 [InfoNCE(NN(z1), p2) + InfoNCE(NN(z2), p1)], over the images of all ranks."""
+        first, second = views
+        z1, z2 = (F.normalize(view.target.float(), dim=1) for view in views)  # (B, D')
+        loss = 0.5 * (self._info_nce(z1, second.output) + self._info_nce(z2, first.output))
+        self._next = _everyones(z1.detach()) if len(self.queue) else None
+        diagnostics = {
+            "feature_spread": feature_spread(first.feature),
+            "projection_spread": feature_spread(first.target),
+        }
+        return Step(loss, first.feature, diagnostics)
+
+    def _info_nce(self, z: Tensor, prediction: Tensor) -> Tensor:
+        """Mean over i of -log softmax over k of NN(z_i) . p_k / temperature, at k = i."""
+        predictions = gather_with_gradient(F.normalize(prediction.float(), dim=1))  # (B of all ranks, D')
+        positives = nearest(z.detach(), self.queue) if len(self.queue) else z
+        logits = positives @ predictions.T / self.config.temperature
+        own = torch.arange(len(z), device=z.device) + Exchange().rank * len(z)
+        return F.cross_entropy(logits, own)
+
+    @torch.no_grad()
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Let the newest embeddings take the oldest ones' places."""
+        if self._next is None:
+            return
+        new = self._next[-len(self.queue) :]
+        places = (self.place + torch.arange(len(new), device=new.device)) % len(self.queue)
+        self.queue[places] = new
+        self.place.copy_((self.place + len(new)) % len(self.queue))
+        self._next = None
+
+    def param_groups(self, optim: OptimConfig) -> list[dict[str, Any]]:
+        return decay_groups(self.named_parameters(), optim)
+
+
+def nearest(z: Tensor, queue: Tensor) -> Tensor:
+    """For unit rows z (B, D') the most similar row of the queue (Q, D')."""
+    return queue[(z @ queue.T).argmax(dim=1)]
+
+
+def _everyones(x: Tensor) -> Tensor:
+    """All ranks' rows, in the order of ranks; alone, the rows themselves."""
+    exchange = Exchange()
+    return x if exchange.world == 1 else exchange.gather(x).to(x.device)

@@ -1,0 +1,108 @@
+"""The pair policy `confident`: other images as partners only where the match is most certain. Ours, not the paper's.
+
+Image i is compared with all others by running-mean features (`MeanFeatures`): s_i is the centred cosine with its
+nearest other image j_i. In epoch e, the share q(e) of images with the largest s_i have j_i as their partner; all
+others have standard pairs. Few partners of the right class help; many of mixed classes hurt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from adasim.errors import UserError
+from adasim.neighbors.means import MeanFeatures
+from adasim.neighbors.memory import NeighborMemory
+from adasim.neighbors.pairs import PairContext, PairPolicy
+from adasim.registry import PAIRS
+
+
+@dataclass(kw_only=True)
+class ConfidentSettings:
+    """Which images have a partner, and by which features."""
+
+    share: float = 0.15
+    """q: share of the images that have another one as partner, when they begin to."""
+    share_end: float | None = None
+    """q at the last epoch, linear in between; by default it stays as it began."""
+    start: int = 5
+    """Epochs of standard pairs before."""
+    decay: float = 0.8
+    """Weight of an image's mean feature so far when an epoch adds to it: 0.8 averages over about five epochs."""
+
+    def __post_init__(self) -> None:
+        for name in ("share", "share_end"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"confident.{name}={value} must be between 0 and 1.")
+        if not self.start >= 1:
+            raise UserError(
+                f"confident.start={self.start} must be at least 1: the first epoch has no features yet."
+            )
+        if not 0 <= self.decay < 1:
+            raise UserError(f"confident.decay={self.decay} must be at least 0 and below 1.")
+
+
+@PAIRS.register("confident")
+@dataclass
+class Confident(PairPolicy):
+    """The nearest other image for those that are most similar to theirs, otherwise a standard pair."""
+
+    Settings = ConfidentSettings
+    draws_from_memory = True
+    follows_total = ("share of confident pairs",)
+    memory: NeighborMemory
+    settings: ConfidentSettings
+    epochs: int
+    _found: tuple[int, Tensor] | None = field(default=None, init=False)  # epoch, its partners
+
+    @classmethod
+    def build(cls, context: PairContext) -> Self:
+        assert context.memory is not None
+        return cls(context.memory, context.own or ConfidentSettings(), context.epochs)
+
+    @classmethod
+    def window(cls, settings: Any) -> int:
+        return 1  # its lists are for the metrics alone
+
+    @classmethod
+    def memory_options(cls, own: Any) -> dict[str, Any]:
+        return {"mean_decay": own.decay}
+
+    def share(self, epoch: int) -> float:
+        """q(e)."""
+        settings = self.settings
+        if epoch < settings.start:
+            return 0.0
+        way = (epoch - settings.start) / max(self.epochs - 1 - settings.start, 1)
+        end = settings.share if settings.share_end is None else settings.share_end
+        return settings.share + (end - settings.share) * min(way, 1.0)
+
+    def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
+        if self._found is None or self._found[0] != epoch:  # the means change between epochs alone
+            self._found = epoch, self._partners(epoch)
+        partners = self._found[1]
+        return partners.clone() if ids is None else partners[ids]
+
+    def _partners(self, epoch: int) -> Tensor:
+        means = self.memory.means
+        assert means is not None
+        share = self.share(epoch)
+        if share == 0:
+            return torch.arange(self.memory.num_images)
+        return most_similar(means, share)
+
+
+def most_similar(means: MeanFeatures, share: float) -> Tensor:
+    """(N,): the nearest other image for the `share` of images that are most similar to theirs, else the image itself.
+
+    Of equally similar ones the smaller ids come first.
+    """
+    nearest, similarities = means.nearest_other()
+    chosen = similarities.argsort(descending=True, stable=True)[: round(share * len(nearest))]
+    partners = torch.arange(len(nearest))
+    partners[chosen] = nearest[chosen]
+    return partners

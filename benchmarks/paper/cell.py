@@ -1,0 +1,157 @@
+"""One cell: pretrain, measure once on the test images, and a line of JSON that needs the run folder no more."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import adasim
+from adasim.data import open_images
+from adasim.errors import UserError
+from adasim.runs.metrics import read_metrics
+
+from .settings import IMAGES_PER_CLASS, build
+from .tables import Cell
+
+COLLAPSE = ("The encoder gives nearly", "The features use only", "The teacher's output is")
+"""How the sentences of adasim.train.monitor begin."""
+CURVES = {
+    "knn_top1": "knn",
+    "bootstrap_ratio": "bootstrapped",
+    "partner_accuracy": "partner_accuracy",
+    "second_neighbour_accuracy": "second_neighbour_accuracy",
+    "nn_self_top1": "own_nearest",
+    "epoch_loss": "loss",
+    "epoch_feature_spread": "spread",
+    "epoch_rankme": "rankme",
+    "epoch_teacher_entropy_share": "teacher_entropy",
+}
+"""What is kept of each epoch, by its name in metrics.jsonl and here."""
+
+
+def prepare(data: Path, runs: Path) -> Path:
+    """The first images of each class as files of arrays, made once: `bench.npz` (training and test images), and
+    `train.npz`, of which a fifth is held out wherever something is selected."""
+    bench = runs / "bench.npz"
+    if not bench.exists():
+        arrays: dict[str, Any] = {}
+        for split in ("train", "test"):
+            images = open_images(str(data), split=split)
+            assert images.labels is not None
+            places = torch.arange(len(images))
+            if split == "train":
+                places = torch.cat(
+                    [(images.labels == c).nonzero()[:IMAGES_PER_CLASS, 0] for c in images.labels.unique()]
+                )
+            arrays[f"x_{split}"] = np.stack([images.load(int(i)).numpy() for i in places])
+            arrays[f"y_{split}"] = images.labels[places].numpy()
+        runs.mkdir(parents=True, exist_ok=True)
+        for name, content in (
+            ("train.npz", {"images": arrays["x_train"], "labels": arrays["y_train"]}),
+            ("bench.npz", arrays),  # last: it says that both are whole
+        ):
+            partial = runs / f"{os.getpid()}.{name}"
+            np.savez(partial, **content)
+            partial.rename(runs / name)
+    return bench
+
+
+def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> dict[str, Any]:
+    """Run, or go on with, a cell; append its line to RESULTS/TABLE.jsonl and return it."""
+    torch.set_num_threads(1)
+    bench = prepare(data, runs)
+    config = build(*cell)
+    config.data.source = str(bench)
+    out = runs / str(cell).replace("/", "_").replace(":", "_")
+    log = out.with_suffix(out.suffix + ".log")
+    resumed = (out / "config.json").exists()
+    started, used = time.time(), time.process_time()
+    line: dict[str, Any] = {"table": table, **cell._asdict(), "commit": commit()}
+    line["command"] = f"python -m benchmarks.paper {table} --data DIR --cell {cell}"
+    with _said_to(log):
+        try:
+            adasim.pretrain(config, out, resume=resumed)
+        except UserError as error:  # a loss that is not a number
+            line["failed"] = str(error)
+    if "failed" not in line:
+        line |= measure(out, bench, runs / "train.npz")
+    line["collapse"] = [t for t in log.read_text().splitlines() if t.startswith(COLLAPSE)]
+    line["curves"] = curves(out)
+    line["cpu_seconds"], line["resumed"] = round(time.process_time() - used), resumed
+    line["hours"] = round((time.time() - started) / 3600, 2)
+    line |= {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "torch": torch.__version__}
+    line["config"] = config.to_dict() | {"data": {"images_per_class": IMAGES_PER_CLASS, "name": data.name}}
+    append(results / f"{table}.jsonl", line)
+    for leftover in ("checkpoints", "features", "tensorboard"):
+        shutil.rmtree(out / leftover, ignore_errors=True)
+    return line
+
+
+def measure(out: Path, bench: Path, train: Path) -> dict[str, Any]:
+    """k-NN (k = 20) and linear accuracy on the test images, the training images being the bank.
+
+    The linear layer's rate is the one that does best, at its last epoch, on a fifth of the training images; it is
+    then trained on all of them and its last epoch counts: nothing is chosen on the test images.
+    """
+    knn = adasim.evaluate(out, "knn", data=str(bench), k=(20,), workers=0, save=False)
+    chosen = adasim.evaluate(out, "linear", data=str(train), workers=0, save=False).metrics
+    rate = chosen["last_rate"]
+    linear = adasim.evaluate(out, "linear", data=str(bench), rates=(rate,), workers=0, save=False).metrics
+    return {"knn": knn.value, "linear": linear["top1_last"], "linear_rate": rate}
+
+
+def curves(out: Path) -> dict[str, list[Any]]:
+    """The epochs' metrics, one list each; what was not measured in an epoch is null."""
+    epochs = [line for line in read_metrics(out) if "epoch_loss" in line]
+    found = {short: [_short(line.get(name)) for line in epochs] for name, short in CURVES.items()}
+    return {name: values for name, values in found.items() if any(v is not None for v in values)}
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """One write to the end of the file: two cells that finish together do not mix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(file, (json.dumps(line) + "\n").encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def done(path: Path) -> dict[Cell, dict[str, Any]]:
+    """The newest line of each cell in a file of results."""
+    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    return {Cell(line["method"], line["arm"], line["seed"]): line for line in lines}
+
+
+def commit() -> str:
+    """Of the code that runs."""
+    where = Path(adasim.__file__).parent
+    found = subprocess.run(
+        ["git", "-C", where, "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
+    return found.stdout.strip()
+
+
+@contextlib.contextmanager
+def _said_to(log: Path) -> Iterator[None]:
+    with open(log, "a") as file, contextlib.redirect_stdout(file):
+        yield
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -1,0 +1,115 @@
+"""One frozen setting per method, and the arms. Chosen before any arm was looked at, and the same for all arms.
+
+5,000 training images (the first 500 of each class of CIFAR-10 by file name) and 200 epochs are 1 M images a run: 20
+to 25 minutes of one free core. That is 39 steps an epoch, 7,800 in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from adasim.config import Config
+from adasim.methods import NnclrSettings
+from adasim.neighbors import ConfidentSettings
+from adasim.recipes import get_recipe
+
+IMAGES_PER_CLASS = 500
+EPOCHS = 200
+SHORT = 100
+"""Epochs of the ablation, which has many cells."""
+
+
+def simsiam() -> Config:
+    """desk-resnet at half its rate with a warm-up: on photographs it learns as well, and no seed is lost."""
+    config = get_recipe("desk-resnet")
+    config.optim.lr = 0.2  # 0.1 at batch 128
+    config.optim.warmup_epochs = 10
+    return _common(config)
+
+
+def dino() -> Config:
+    """DINO with two crops on the same ResNet: head, temperatures and AdamW of desk-vit."""
+    config = get_recipe("desk-vit")
+    config.model = get_recipe("desk-resnet").model
+    config.optim.warmup_epochs = 10
+    return _common(config)
+
+
+def dino_vit() -> Config:
+    """desk-vit: a ViT of four blocks with 4-pixel patches."""
+    config = get_recipe("desk-vit")
+    config.optim.warmup_epochs = 10
+    return _common(config)
+
+
+def nnclr() -> Config:
+    """NNCLR on SimSiam's encoder, views and optimiser; the queue holds two fifths of the images."""
+    return replace(simsiam(), method="nnclr", settings=NnclrSettings(queue_size=2048, temperature=0.2))
+
+
+def infonce() -> Config:
+    """The same without a queue: pairs alone decide who is drawn together."""
+    return replace(nnclr(), settings=NnclrSettings(queue_size=0, temperature=0.2))
+
+
+def simsiam_weak() -> Config:
+    """Crops and flips alone."""
+    config = simsiam()
+    config.views.color = config.views.blur = config.views.solarize = 0.0
+    return config
+
+
+def simsiam_short() -> Config:
+    """SimSiam for half as long."""
+    config = simsiam()
+    config.epochs = SHORT
+    return config
+
+
+METHODS: dict[str, Callable[[], Config]] = {
+    "simsiam": simsiam,
+    "dino": dino,
+    "dino-vit": dino_vit,
+    "nnclr": nnclr,
+    "infonce": infonce,
+    "simsiam-weak": simsiam_weak,
+    "simsiam-short": simsiam_short,
+}
+
+
+def build(method: str, arm: str, seed: int) -> Config:
+    """The configuration of a cell. An arm is a pair policy and what is changed of its settings: `adasim:k=3,tau=0.1`.
+
+    >>> build("simsiam", "oracle:p=0", 1).neighbors.oracle_p
+    0.0
+    """
+    config = METHODS[method]()
+    config.seed = seed
+    pairs, _, changes = arm.partition(":")
+    values = {name: float(value) for name, value in (c.split("=") for c in changes.split(",") if c)}
+    own: Any = None
+    if pairs == "confident":
+        own = ConfidentSettings(
+            share=values.get("share", 0.15),
+            share_end=values.get("share_end"),
+            start=int(values.get("start", 20)),  # as many steps as 5 epochs of 20,000 images
+            decay=values.get("decay", 0.9),  # ten epochs
+        )
+    elif pairs == "oracle":
+        config.neighbors.oracle_p = values.get("p", 0.5)
+    else:
+        for name, value in values.items():
+            setattr(config.neighbors, name, type(getattr(config.neighbors, name))(value))
+    return replace(config, pairs=pairs, pair_settings=own)
+
+
+def _common(config: Config) -> Config:
+    config.epochs = EPOCHS
+    config.neighbors.window, config.neighbors.k, config.neighbors.tau = 5, 5, 0.2
+    config.neighbors.watch = True  # every arm logs its neighbours; this changes nothing that is learnt
+    config.eval.every = 10
+    config.save.every_minutes, config.save.keep, config.save.log_every = 5.0, 1, 1000
+    config.device = "cpu"
+    return config

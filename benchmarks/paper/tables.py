@@ -1,0 +1,50 @@
+"""Which cells a table of the paper has. A cell is a run: method, arm and seed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """One run of a table."""
+
+    method: str
+    arm: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.method}/{self.arm}/{self.seed}"
+
+    @classmethod
+    def read(cls, text: str) -> Cell:
+        """The inverse of str()."""
+        method, arm, seed = text.split("/")
+        return cls(method, arm, int(seed))
+
+
+def _cells(methods: str, arms: str, seeds: int = 1) -> list[Cell]:
+    return [Cell(m, a, s) for s in range(seeds) for m in methods.split() for a in arms.split()]
+
+
+TABLES: dict[str, list[Cell]] = {
+    "main": [
+        *_cells("simsiam dino", "standard adasim", 3),
+        *_cells("simsiam dino", "nearest"),
+        *_cells("dino-vit", "standard nearest adasim"),
+    ],
+    "oracle": _cells("simsiam", "oracle:p=0.5 oracle:p=0"),
+    "policies": [
+        *_cells("simsiam", "confident", 3),
+        *_cells("simsiam", "confident:share=0.05 confident:share=0.3 confident:share=0.05,share_end=0.3"),
+        *_cells("dino", "confident"),
+    ],
+    "ablation": [
+        *_cells("simsiam-short", "standard adasim"),
+        *_cells("simsiam-short", "adasim:tau=0.05 adasim:tau=0.1 adasim:tau=0.4"),
+        *_cells("simsiam-short", "adasim:window=1 adasim:window=10 adasim:window=20"),
+        *_cells("simsiam-short", "adasim:k=3 adasim:k=10"),
+    ],
+    "contrast": [*_cells("nnclr", "standard"), *_cells("infonce", "standard nearest adasim")],
+    "weak": _cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),
+}
+"""tau = 0 of the ablation is the arm `standard`. Few-shot and segmentation measure the runs of `main` again."""

@@ -1,0 +1,105 @@
+"""NNCLR against a case worked out by hand, its queue, and what its gradient reaches."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from adasim.config import Config, ModelConfig
+from adasim.errors import UserError
+from adasim.methods import EncodedView, Nnclr, NnclrSettings, build_method
+
+
+def nnclr(**settings):
+    torch.manual_seed(0)
+    model = ModelConfig(name="resnet_tiny", drop_path=0.0)
+    defaults = {"proj_dim": 2, "pred_dim": 4, "queue_size": 3, "temperature": 0.5}
+    return Nnclr(model, NnclrSettings(**defaults | settings), 32, 1)
+
+
+def view(z, p):
+    z, p = torch.tensor(z), torch.tensor(p)
+    return EncodedView(z, z, z, p)
+
+
+def test_loss_is_info_nce_of_the_nearest_in_the_queue():
+    method = nnclr()
+    method.queue.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
+    first = view([[2.0, 1.0], [1.0, 3.0]], [[3.0, 0.0], [0.0, 1.0]])  # nearest: rows 0 and 1
+    second = view([[-2.0, 0.1], [0.1, 1.0]], [[0.6, 0.8], [0.0, 2.0]])  # nearest: rows 2 and 1
+    # NN(z1) . p2 / 0.5, a row per image: (1, 0) -> 1.2, 0.0;  (0, 1) -> 1.6, 2.0
+    # NN(z2) . p1 / 0.5:                  (-1, 0) -> -2.0, 0.0;  (0, 1) -> 0.0, 2.0
+    rows = [([1.2, 0.0], 0), ([1.6, 2.0], 1), ([-2.0, 0.0], 0), ([0.0, 2.0], 1)]
+    terms = [math.log(sum(map(math.exp, logits))) - logits[own] for logits, own in rows]
+    assert method.loss([first, second], 0).loss.item() == pytest.approx(0.5 * sum(terms) / 2, rel=1e-6)
+
+
+def test_without_a_queue_the_other_view_is_the_positive():
+    method = nnclr(queue_size=0)
+    first = view([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
+    loss = method.loss([first, first], 0).loss.item()  # logits 2 and 0, both directions
+    assert loss == pytest.approx(math.log(math.exp(2) + 1) - 2, rel=1e-6)
+    method.after_step(0, 10)
+    assert method.queue.shape == (0, 2)
+
+
+def test_the_oldest_embeddings_leave_the_queue_first_and_only_after_a_sound_step():
+    method = nnclr()
+    before = method.queue.clone()
+    pair = [view([[3.0, 0.0], [0.0, 2.0]], [[1.0, 0.0], [0.0, 1.0]])] * 2
+    method.loss(pair, 0)
+    assert torch.equal(method.queue, before)
+    method.after_step(0, 10)
+    assert method.queue.tolist() == [[1.0, 0.0], [0.0, 1.0], before[2].tolist()]
+    method.loss([view([[-1.0, 0.0], [0.0, -1.0]], [[1.0, 0.0], [0.0, 1.0]])] * 2, 0)
+    method.after_step(1, 10)
+    assert method.queue.tolist() == [[0.0, -1.0], [0.0, 1.0], [-1.0, 0.0]]
+    method.after_step(2, 10)  # nothing new: nothing moves
+    assert int(method.place) == 1
+
+
+def test_a_batch_larger_than_the_queue_leaves_its_last_embeddings():
+    method = nnclr(queue_size=1)
+    method.loss([view([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])] * 2, 0)
+    method.after_step(0, 10)
+    assert method.queue.tolist() == [[0.0, 1.0]]
+
+
+def test_the_queue_is_part_of_the_state():
+    method, twin = nnclr(), nnclr()
+    twin.queue.zero_()
+    twin.load_state_dict(method.state_dict())
+    assert torch.equal(twin.queue, method.queue)
+
+
+def test_gradient_reaches_the_encoder_through_predictions_alone():
+    method = nnclr(proj_dim=16, queue_size=8)
+    pair = [torch.randn(6, 1, 32, 32) for _ in range(2)]
+    step = method(pair, epoch=0)
+    step.loss.backward()
+    assert method.encoder.net.layer4[0].conv1.weight.grad.abs().sum() > 0
+    with torch.no_grad():
+        method.predictor[3].weight.zero_()  # a predictor that ignores its input cuts the only path
+    method.zero_grad()
+    method(pair, epoch=0).loss.backward()
+    assert method.projector[0].weight.grad.abs().sum() == 0
+    assert not step.feature.requires_grad
+
+
+def test_the_step_in_halves_equals_the_whole():
+    method = nnclr(proj_dim=16, queue_size=8).train()
+    twin = copy.deepcopy(method)
+    pair = [torch.randn(6, 1, 32, 32) for _ in range(2)]
+    whole = method(pair, epoch=0)
+    seen = [twin.encode(one) for one in pair]
+    for one in seen:
+        twin.predict(one)
+    halves = twin.loss(seen, epoch=0)
+    assert torch.equal(whole.loss, halves.loss)
+    assert torch.equal(whole.feature, halves.feature)
+
+
+def test_one_image_a_batch_is_refused():
+    with pytest.raises(UserError, match="batch_size"):
+        build_method(Config(method="nnclr", batch_size=1), 32)

@@ -1,0 +1,150 @@
+"""The running means and the pair policy `confident` against loops written from their equations."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from adasim.config import Config, NeighborsConfig
+from adasim.errors import UserError
+from adasim.neighbors import Confident, ConfidentSettings, MeanFeatures, NeighborMemory, PairContext
+from adasim.neighbors import means as means_module
+
+
+def epochs_of_features(n: int, dim: int, epochs: int) -> list[tuple[Tensor, Tensor]]:
+    """(ids, features) per epoch: some images are left out now and then, image 1 always."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(n, dim, generator=generator) + 2.0  # much in common, so that centring matters
+    shown = []
+    for _ in range(epochs):
+        ids = torch.randperm(n, generator=generator)[: n - 3]
+        ids = ids[ids != 1]
+        shown.append((ids, base[ids] + 0.7 * torch.randn(len(ids), dim, generator=generator)))
+    return shown
+
+
+def brute_force(shown: list[tuple[Tensor, Tensor]], decay: float) -> tuple[dict[int, int], dict[int, float]]:
+    """Nearest other image and centred cosine, in fp64, image by image."""
+    mean: dict[int, Tensor] = {}
+    for ids, features in shown:
+        for i, z in zip(ids.tolist(), normalize(features.double(), dim=1), strict=True):
+            mean[i] = decay * mean[i] + (1 - decay) * z if i in mean else z
+    centre = sum(mean.values()) / len(mean)
+    best, similarity = {}, {}
+    for i, m in mean.items():
+        scores = {j: float((m - centre) @ (x - centre) / ((m - centre).norm() * (x - centre).norm()))
+                  for j, x in mean.items() if j != i}  # fmt: skip
+        best[i] = max(scores, key=scores.__getitem__)
+        similarity[i] = scores[best[i]]
+    return best, similarity
+
+
+def memory_of(shown: list[tuple[Tensor, Tensor]], n: int, decay: float = 0.8) -> NeighborMemory:
+    memory = NeighborMemory(n, shown[0][1].shape[1], window=1, k=3, mean_decay=decay)
+    for ids, features in shown:
+        for part in (slice(0, 20), slice(20, None)):
+            memory.observe(ids[part], features[part])
+        memory.end_epoch()
+    return memory
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.8])
+def test_the_nearest_other_image_is_that_of_a_brute_force(
+    decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(means_module, "_BLOCK", 16)
+    shown = epochs_of_features(50, 8, 4)
+    memory = memory_of(shown, 50, decay)
+    assert memory.means is not None
+    partners, similarities = memory.means.nearest_other()
+    best, expected = brute_force(shown, decay)
+    for i in range(50):
+        assert partners[i] == best.get(i, i)
+        assert similarities[i] == pytest.approx(expected.get(i, -torch.inf), abs=1e-5)
+    assert partners[1] == 1  # never shown
+    assert 1 not in partners[torch.arange(50) != 1]
+
+
+def test_the_most_similar_share_has_partners_and_the_others_have_not() -> None:
+    shown = epochs_of_features(50, 8, 4)
+    policy = Confident(memory_of(shown, 50), ConfidentSettings(share=0.2, start=2), epochs=9)
+    best, similarity = brute_force(shown, 0.8)
+    surest = sorted(similarity, key=similarity.__getitem__, reverse=True)[:10]
+    partners = policy.partners(4)
+    assert {i for i in range(50) if partners[i] != i} == set(surest)
+    assert all(partners[i] == best[i] for i in surest)
+    some = torch.tensor([surest[0], 1, surest[3]])
+    assert torch.equal(policy.partners(4, some), partners[some])
+    assert torch.equal(Confident(policy.memory, policy.settings, 9).partners(1), torch.arange(50))
+
+
+def test_the_share_grows_linearly_to_the_last_epoch() -> None:
+    policy = Confident(
+        memory_of(epochs_of_features(50, 8, 4), 50),
+        ConfidentSettings(share=0.1, share_end=0.3, start=5),
+        epochs=26,
+    )
+    assert [round(policy.share(e), 3) for e in (0, 4, 5, 15, 25)] == [0, 0, 0.1, 0.2, 0.3]
+    counts = [int((policy.partners(e) != torch.arange(50)).sum()) for e in (4, 5, 15, 25)]
+    assert counts == [0, 5, 10, 15]
+
+
+def test_partners_change_with_the_means_and_not_before() -> None:
+    shown = epochs_of_features(50, 8, 6)
+    memory = memory_of(shown[:4], 50)
+    policy = Confident(memory, ConfidentSettings(share=1.0), epochs=9)
+    before = policy.partners(5)
+    memory.observe(*shown[4])
+    assert torch.equal(policy.partners(5), before)
+    assert memory.means is not None
+    assert torch.equal(memory.means.nearest_other()[0], before)  # not only remembered
+    memory.end_epoch()
+    assert not torch.equal(policy.partners(6), before)
+
+
+def test_the_means_are_part_of_the_memorys_state() -> None:
+    shown = epochs_of_features(50, 8, 4)
+    memory = memory_of(shown, 50)
+    other = NeighborMemory(50, 8, window=1, k=3, mean_decay=0.8)
+    other.load_state_dict(memory.state_dict())
+    assert memory.means is not None
+    assert other.means is not None
+    assert torch.equal(other.means.values, memory.means.values)
+    assert "means" not in NeighborMemory(50, 8, window=1, k=3).state_dict()
+
+
+def test_an_image_alone_has_itself() -> None:
+    means = MeanFeatures(3, range(3), 2, decay=0.5)
+    assert means.nearest_other()[0].tolist() == [0, 1, 2]
+    means.update(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([True, False, False]))
+    partners, similarities = means.nearest_other()
+    assert partners.tolist() == [0, 1, 2]
+    assert similarities.tolist() == [-torch.inf] * 3
+
+
+def test_the_settings_of_a_policy_travel_with_the_configuration() -> None:
+    config = Config(pairs="confident", pair_settings=ConfidentSettings(share=0.3))
+    assert config.to_dict()["confident"]["share"] == 0.3
+    assert Config.from_dict(config.to_dict()) == config
+    assert "confident" not in Config().to_dict()
+    memory = memory_of(epochs_of_features(9, 4, 2), 9)
+    context = PairContext(9, 10, 0, NeighborsConfig(), memory, None, config.pair_settings)
+    assert Confident.build(context).settings.share == 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"share": 1.2}, "confident.share=1.2"),
+        ({"decay": 1.0}, "confident.decay=1.0"),
+        ({"start": 0}, "confident.start=0"),
+    ],
+)
+def test_senseless_settings_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ConfidentSettings(**changes)  # type: ignore[arg-type]
+
+
+def test_settings_of_another_policy_are_refused() -> None:
+    with pytest.raises(UserError, match="pairs=adasim takes no settings, not ConfidentSettings"):
+        Config(pairs="adasim", pair_settings=ConfidentSettings())

@@ -1,0 +1,94 @@
+"""The runner behind benchmarks/paper: its cells are complete, each leaves one line, partners are judged rightly."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`paper("cell")` is the module benchmarks.paper.cell."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return lambda name: importlib.import_module(f"benchmarks.paper.{name}")
+
+
+def test_every_cell_of_every_table_has_a_configuration_and_a_name_of_its_own(paper: Any) -> None:
+    tables, settings = paper("tables"), paper("settings")
+    for cells in tables.TABLES.values():
+        assert len(set(cells)) == len(cells)
+        for cell in cells:
+            assert tables.Cell.read(str(cell)) == cell
+            settings.build(*cell).check_values()
+    assert settings.build("simsiam", "adasim:k=3,tau=0.1", 2).neighbors.k == 3
+    assert settings.build("simsiam", "confident:share=0.3", 2).pair_settings.share == 0.3
+
+
+def test_arms_differ_from_the_baseline_in_their_pairs_alone(paper: Any) -> None:
+    build = paper("settings").build
+    names = {"pairs", "confident", "neighbors"}
+    for method in ("simsiam", "dino"):
+        baseline = build(method, "standard", 1).to_dict()
+        for arm in ("nearest", "adasim", "confident", "oracle:p=0"):
+            other = build(method, arm, 1).to_dict()
+            assert {k for k in baseline.keys() | other.keys() if baseline.get(k) != other.get(k)} <= names
+
+
+def test_images_are_laid_out_by_class_and_number(paper: Any, tmp_path: Path) -> None:
+    images = [(Image.new("L", (2, 2), shade), label) for shade, label in ((9, 1), (8, 0), (7, 1))]
+    paper("class_folders").lay_out(images, ["a", "b/c"], tmp_path)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.png")) == [
+        "a/00001.png", "b-c/00000.png", "b-c/00002.png"]  # fmt: skip
+
+
+def test_the_share_of_right_partners_is_counted_among_those_that_changed(paper: Any) -> None:
+    found = paper("frontier").judged(torch.tensor([0, 0, 3, 1, 5, 4]), torch.tensor([0, 0, 1, 1, 2, 0]))
+    assert found == pytest.approx({"bootstrapped": 5 / 6, "precision": 2 / 5})
+
+
+@pytest.mark.slow
+def test_a_cell_leaves_one_line_and_the_frontier_reads_its_run(
+    paper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell, frontier, cells = paper("cell"), paper("frontier"), paper("tables").Cell
+    torch.manual_seed(0)
+    for split, count in (("train", 30), ("test", 10)):
+        images = [(Image.fromarray(x.numpy()), i % 3) for i, x in enumerate(shades(count))]
+        paper("class_folders").lay_out(images, ["a", "b", "c"], tmp_path / "data" / split)
+    build = cell.build
+
+    def tiny(*which: Any) -> Any:
+        config = build(*which)
+        config.epochs, config.batch_size, config.optim.warmup_epochs, config.eval.every = 4, 8, 1, 2
+        config.pair_settings.start = 1
+        return config
+
+    monkeypatch.setattr(cell, "build", tiny)
+    monkeypatch.setattr(cell, "IMAGES_PER_CLASS", 9)
+    one = cells("simsiam", "confident", 0)
+    cell.run_cell("policies", one, tmp_path / "data", tmp_path / "runs", tmp_path / "results")
+    [line] = (tmp_path / "results" / "policies.jsonl").read_text().splitlines()
+    kept = json.loads(line)
+    assert kept["command"].endswith("policies --data DIR --cell simsiam/confident/0")
+    assert 0 <= kept["knn"] <= 100
+    assert 0 <= kept["linear"] <= 100
+    assert kept["curves"]["bootstrapped"] == [0, *[pytest.approx(0.15, abs=0.1)] * 3]
+    assert [value is None for value in kept["curves"]["knn"]] == [True, False, True, False]
+    assert list(cell.done(tmp_path / "results" / "policies.jsonl")) == [one]
+
+    run = str(tmp_path / "runs" / "simsiam_confident_0")
+    monkeypatch.setattr("sys.argv", ["frontier", run, "--passes", "3", "--pairs", "nearest"])
+    capsys.readouterr()
+    frontier.main()
+    assert "running mean" in capsys.readouterr().out
+
+
+def shades(count: int) -> torch.Tensor:
+    """Images of 32 pixels, uint8 (count, 32, 32, 3)."""
+    return torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8)
