@@ -90,7 +90,9 @@ class OwnViews(Evaluation):
             f"{images.where(int(found.ids[compared[j]]))}"
             for i, j, similarity in alike.nearest
         ]
-        title = extractor.title("Without labels", unit="") + f": views of {len(rows):,} images of {images.name}"
+        title = (
+            extractor.title("Without labels", unit="") + f": views of {len(rows):,} images of {images.name}"
+        )
         return Report(results=(result,), title=title, table=table, sentences=tuple(sentences))
 
     def _views(
