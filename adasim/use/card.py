@@ -66,8 +66,9 @@ def _training(encoder: Encoder) -> str:
     data = config["data"]["source"]
     count = _count(_json(run / "data.json").get("listing", []))
     images = f"{count:,} images" if count else "images"
+    blind = "" if pairs == "oracle" else "without looking at labels, "
     sentences = [
-        f"Trained on {images} of `{printable(data_name(data))}` {'' if pairs == 'oracle' else 'without looking at labels, '}by "
+        f"Trained on {images} of `{printable(data_name(data))}` {blind}by "
         f"{_METHODS.get(method, method)} ({config.get('recipe', 'custom')} recipe) with "
         f"{_PAIRS.get(pairs, f'{pairs} pairs')}.",
         _progress(run, int(epochs)),
@@ -118,7 +119,7 @@ def _figures(encoder: Encoder) -> str:
     else:
         text = "Accuracies and IoU in percent, measured by `adasim eval`:\n\n" + "\n".join(lines)
     if older:
-        text += f"\n\n{older} older figures of the run, of weights before these, are left out."
+        text += f"\n\nFigures of the run that are of other weights, and left out here: {older}."
     return text
 
 

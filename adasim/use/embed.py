@@ -41,7 +41,7 @@ class Embedding:
 
 def embed(
     model: str | Path | Backbone,
-    data: ImagesLike,
+    data: ImagesLike | Path,
     out: str | Path | None = None,
     *,
     split: str = "train",
@@ -74,7 +74,7 @@ def embed(
     target = None if out is None else _checked(Path(out), overwrite)
     options = Options(size=size, device=device, workers=workers, no_cache=not cache)
     extractor = open_extractor(model, options, say=say)
-    images = extractor.open_images(data if isinstance(data, str) else as_images(data), split)
+    images = extractor.open_images(source(data), split)
     found = embedding(extractor, images)
     if target is not None:
         _write(target, found, _about(extractor, images))
@@ -86,6 +86,11 @@ def embedding(extractor: Extractor, images: ImageSet) -> Embedding:
     found = extractor.features(images, max_unreadable=1.0)
     files = [file_name(images, i) for i in found.ids.tolist()]
     return Embedding(found.values, files, found.labels, images.classes, found.unreadable)
+
+
+def source(data: ImagesLike | Path) -> str | ImageSet:
+    """What a person hands over as images: a name or path, or images of any make."""
+    return str(data) if isinstance(data, str | Path) else as_images(data)
 
 
 def file_name(images: ImageSet, i: int) -> str:

@@ -66,13 +66,10 @@ def export(
 def default_folder(encoder: Encoder, model: object, to: str) -> Path:
     """Beside the run or the file; in this folder for a model that is known by its name."""
     if encoder.run is not None:
-        return (
-            Path(f"{os.path.abspath(encoder.run)}-{to}")
-            if encoder.run.name in ("", ".", "..")
-            else Path(f"{encoder.run}-{to}")
-        )
-    path = Path(str(model))
-    return (path.parent if path.is_file() else Path()) / f"{encoder.name}-{to}"
+        run = encoder.run if encoder.run.name not in ("", "..") else encoder.run.resolve()
+        return run.with_name(f"{run.name}-{to}")
+    beside = Path(model).parent if isinstance(model, str | Path) and Path(model).is_file() else Path()
+    return beside / f"{encoder.name}-{to}"
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from adasim.data import ImageSet, ImagesLike, Unreadable, as_images
+from adasim.data import ImageSet, ImagesLike, Unreadable
 from adasim.data.sources.decode import decode
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
@@ -21,7 +21,7 @@ from adasim.eval.options import Options
 from adasim.models import Backbone
 from adasim.neighbors import search
 from adasim.rgb import to_tensor
-from adasim.use.embed import file_name
+from adasim.use.embed import file_name, source
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Similar:
 def similar(
     model: str | Path | Backbone,
     image: str | Path | Image.Image | Tensor,
-    among: ImagesLike,
+    among: ImagesLike | Path,
     k: int = 10,
     *,
     split: str = "train",
@@ -73,7 +73,7 @@ def similar(
     query = _read(image)
     options = Options(size=size, device=device, workers=workers, no_cache=not cache)
     extractor = open_extractor(model, options, say=say)
-    images = extractor.open_images(among if isinstance(among, str) else as_images(among), split)
+    images = extractor.open_images(source(among), split)
     found = extractor.features(images, max_unreadable=1.0)
     rows = normalize(found.values, dim=1)  # (n, D)
     wanted = normalize(_feature(extractor, query), dim=1)  # (1, D)
