@@ -143,6 +143,7 @@ COMMON = {
     "views.size": "side of the global views in pixels",
     "data.workers": "loader processes",
     "eval.every": "k-NN accuracy every n epochs; 0: never",
+    "log": "metrics also to wandb or mlflow",
     "seed": "random seed",
     "device": "auto, cpu, cuda, cuda:1, mps",
 }
@@ -175,7 +176,7 @@ def _value(arguments: PretrainArguments, option: str) -> str:
     if option == "plugin":
         return ""
     value: object = arguments.config
-    for name in {"data": "data.source"}.get(option, option).replace("-", "_").split("."):
+    for name in {"data": "data.source", "log": "save.log"}.get(option, option).replace("-", "_").split("."):
         value = getattr(value, name)
     return str(value)
 

@@ -16,6 +16,7 @@ from adasim.ranks.devices import deterministic
 from adasim.ranks.processes import Distributed
 from adasim.runs.folder import RunFolder
 from adasim.runs.settings import check_same, decisive
+from adasim.runs.trackers import check_installed
 from adasim.train.loop import Training
 from adasim.train.report import KnnDuringTraining
 from adasim.train.signals import forgetting_frames
@@ -58,6 +59,8 @@ def pretrain(
         resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
+            if ranks.is_main:
+                check_installed(config.save.log)
             ranks.check_batch(config.batch_size)
             if data is None:
                 images = open_images(config.data.source, size=config.views.size)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,10 +109,10 @@ def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
     (photos / "a" / "02.png").write_bytes(b"no image")  # in the part that is kept
     real, encode, seen = features.FeatureCache.features, features.encode, []
 
-    def in_fives(*arguments, **options):
+    def in_fives(*arguments: Any, **options: Any) -> Any:
         return real(*arguments, **(options | {"batch_size": 5}))
 
-    def counted(backbone, views, kind="pooled"):
+    def counted(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
         seen.append(len(views))
         return encode(backbone, views, kind)
 
@@ -144,7 +145,7 @@ def test_an_interrupted_pass_keeps_what_it_has_and_parts_made_otherwise_are_not_
 
     encode, calls = features.encode, []
 
-    def stops(backbone, views, kind="pooled"):
+    def stops(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
         calls.append(len(views))
         if len(calls) == 2:
             raise KeyboardInterrupt
