@@ -7,7 +7,6 @@ The loop is lightly's own SimSiam tutorial but for four lines: the memory, the s
 epoch, observing the features, and the epoch's end. View 1 is of the image, view 2 of its partner.
 """
 
-import timm
 import torch
 from lightly.loss import NegativeCosineSimilarity
 from lightly.models.modules import SimSiamPredictionHead, SimSiamProjectionHead
@@ -19,9 +18,9 @@ from torchvision.transforms.functional import to_pil_image
 from adasim import NeighborMemory, PairDataset, PairSampler
 from adasim.data import synthetic
 
-EPOCHS = 5
-# Any map-style data set of PIL images, such as torchvision's CIFAR10: 1,000 drawn ones here.
-images = [to_pil_image(image).convert("RGB") for image in synthetic(1000).as_array()]
+EPOCHS = 4
+# Any map-style data set of PIL images, such as torchvision's CIFAR10: 500 drawn ones here.
+images = [to_pil_image(image).convert("RGB") for image in synthetic(500).as_array()]
 
 
 class SimSiam(nn.Module):
@@ -29,8 +28,11 @@ class SimSiam(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = timm.create_model(
-            "resnet18", num_classes=0, layers=(1, 1, 1, 1), channels=(16, 32, 64, 128)
+        self.backbone = nn.Sequential(  # any encoder: a ResNet without its last layer, say
+            *(nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 3, 2, 1), nn.BatchNorm2d(64), nn.ReLU()),
+            *(nn.Conv2d(64, 128, 3, 2, 1), nn.BatchNorm2d(128), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
         )
         self.projection_head = SimSiamProjectionHead(128, 256, 256)
         self.prediction_head = SimSiamPredictionHead(256, 64, 256)
@@ -45,12 +47,15 @@ torch.manual_seed(0)
 model = SimSiam()
 criterion = NegativeCosineSimilarity()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.06, momentum=0.9, weight_decay=5e-4)
-transform = SimSiamViewTransform(input_size=32, min_scale=0.5, gaussian_blur=0.0)
+# Mild views: an image whose own view is not its nearest has no partner but itself, and this encoder is a beginner.
+transform = SimSiamViewTransform(
+    input_size=32, min_scale=0.8, cj_prob=0.0, random_gray_scale=0.0, gaussian_blur=0.0
+)
 
 memory = NeighborMemory(num_images=len(images), dim=128, window=2, k=5)
 loader = DataLoader(
     PairDataset(images, transform),  # (image id, view 1 of the image, view 2 of its partner)
-    batch_size=100,
+    batch_size=50,
     sampler=PairSampler(memory, tau=0.2, seed=0),  # the partner is the image itself until the window is full
 )
 for epoch in range(EPOCHS):
