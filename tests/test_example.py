@@ -1,4 +1,4 @@
-"""The examples run as they stand: a loop of one's own, one of lightly's, a method, a pair policy and data of one's own."""
+"""The examples run as they stand: loops of one's own and of lightly's, a method, pairs and data of one's own."""
 
 import io
 import json
