@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch.nn.functional import normalize
 
 import adasim
 from adasim.cli.main import main
+from adasim.eval import features, kept
 from adasim.models import load_backbone
 from adasim.use.embed import Embedding
 from adasim.use.sheet import contact_sheet
@@ -79,33 +81,9 @@ def test_every_kind_of_file_holds_features_names_and_labels(
     assert labels == [name[0] for name in files]
 
 
-KILLED = """
-import os, signal, sys
-import adasim
-from adasim.eval import features, kept
-kept.KEEP_S = 0.0  # every batch
-encode, count = features.encode, 0
-
-def encode_and_die(*arguments):
-    global count
-    count += 1
-    if count == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return encode(*arguments)
-
-features.encode = encode_and_die
-real = features.FeatureCache.features
-features.FeatureCache.features = lambda *a, **o: real(*a, **(o | {"batch_size": 5}))
-adasim.embed(sys.argv[1], sys.argv[2], workers=0)
-"""
-
-
-@pytest.mark.slow
 def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
     run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adasim.eval import features
-
     (photos / "a" / "02.png").write_bytes(b"no image")  # in the part that is kept
     real, encode, seen = features.FeatureCache.features, features.encode, []
 
@@ -122,10 +100,22 @@ def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
     assert seen == [4, 5, 2]
     assert len(whole.unreadable) == 1
 
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(run), str(photos)], capture_output=True, text=True
-    )
-    assert done.returncode == -9, done.stderr
+    def dies_in_the_third_batch(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
+        seen.append(len(views))
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(backbone, views, kind)
+
+    seen.clear()
+    child = os.fork()
+    if child == 0:
+        try:
+            kept.KEEP_S = 0.0  # after every batch
+            features.encode = dies_in_the_third_batch
+            adasim.embed(run, photos, workers=0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     (parts,) = (run / "features").iterdir()
     assert len(names(parts)) == 2
     seen.clear()
@@ -141,8 +131,6 @@ def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
 def test_an_interrupted_pass_keeps_what_it_has_and_parts_made_otherwise_are_not_mixed_in(
     run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adasim.eval import features
-
     encode, calls = features.encode, []
 
     def stops(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
@@ -206,11 +194,10 @@ def test_names_of_any_bytes_are_written(run: Path, photos: Path, tmp_path: Path)
 
 
 def test_the_most_similar_are_those_of_a_brute_force(run: Path, photos: Path, tmp_path: Path) -> None:
-    features = one_by_one(run, photos)
+    alone = one_by_one(run, photos)
     query = photos / "b" / "03.png"
     scores = {
-        name: float(normalize(f, dim=0) @ normalize(features["b/03.png"], dim=0))
-        for name, f in features.items()
+        name: float(normalize(f, dim=0) @ normalize(alone["b/03.png"], dim=0)) for name, f in alone.items()
     }
     wanted = sorted((name for name in scores if name != "b/03.png"), key=lambda name: -scores[name])
     found = adasim.similar(run, query, photos, k=4, workers=0)
