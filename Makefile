@@ -45,7 +45,7 @@ clean:
 	touch $@
 
 .venv/test.stamp: .venv/demo.stamp
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[test,test-others]'
 	touch $@
 
 # uv knows which versions are the lowest; pip installs them.

@@ -7,6 +7,9 @@ The names most people need, loaded when first used so that `adasim.neighbors` ne
     adasim.PairDataset             the data set that turns them into two views
     adasim.pretrain(config, ...)   the whole of pretraining
     adasim.evaluate(run, "knn")    what `adasim eval` measures, as values
+    adasim.embed(run, "photos/")   features of all images, with file names and labels
+    adasim.similar(run, image, "photos/")   the most similar images and their scores
+    adasim.export(run, "onnx")     the encoder for other libraries: timm, hf, onnx, pt2
     adasim.load_backbone(path)     a pretrained encoder back from a run folder or a .safetensors file
     adasim.load_run(path)          a run to look at: configuration, metrics, encoder, neighbour memory
 """
@@ -19,20 +22,26 @@ __all__ = [
     "NeighborMemory",
     "PairDataset",
     "PairSampler",
+    "embed",
     "evaluate",
+    "export",
     "load_backbone",
     "load_run",
     "pretrain",
+    "similar",
 ]
 
 _HOMES = {
     "NeighborMemory": "adasim.neighbors",
     "PairDataset": "adasim.neighbors",
     "PairSampler": "adasim.neighbors",
+    "embed": "adasim.use.embed",
     "evaluate": "adasim.api",
+    "export": "adasim.use.export",
     "load_backbone": "adasim.models",
     "load_run": "adasim.run",
     "pretrain": "adasim.api",
+    "similar": "adasim.use.similar",
 }
 
 

@@ -207,6 +207,9 @@ class SaveConfig:
     """How many checkpoints to keep; the newest valid one is never deleted."""
     log_every: int = 50
     """Steps between two lines of metrics."""
+    log: Annotated[Literal["files", "wandb", "mlflow"], tyro.conf.arg(aliases=("--log",))] = "files"
+    """Where metrics go beside metrics.jsonl and TensorBoard in the run folder: `wandb` (Weights & Biases) or
+    `mlflow`, as their own environment variables say; a resumed run goes on in the same place."""
 
     def __post_init__(self) -> None:
         check_fields(self, "save.")

@@ -1,4 +1,4 @@
-"""The examples run as they stand: a loop of one's own, a method, a pair policy and data of one's own."""
+"""The examples run as they stand: loops of one's own and of lightly's, a method, pairs and data of one's own."""
 
 import io
 import json
@@ -34,6 +34,17 @@ def test_own_loop_is_short_and_bootstraps(capsys: pytest.CaptureFixture[str]) ->
     runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
     ratios = [int(line.split()[-1].rstrip("%")) for line in capsys.readouterr().out.splitlines()]
     assert ratios[:2] == [0, 0]
+    assert ratios[-1] > 0
+
+
+def test_lightly_s_simsiam_bootstraps_with_our_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("lightly")
+    runpy.run_path(str(EXAMPLES / "lightly_simsiam.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    losses = [float(re.findall(r"loss (\S+),", line)[0]) for line in lines]
+    ratios = [int(line.split()[-1].rstrip("%")) for line in lines]
+    assert losses[-1] < losses[0]
+    assert ratios[:2] == [0, 0]  # the window is not full
     assert ratios[-1] > 0
 
 

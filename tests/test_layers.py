@@ -17,6 +17,7 @@ FLOORS: list[set[str]] = [
     {"methods"},
     {"runs"},
     {"train", "eval"},
+    {"use"},
     {"api", "run", "recipes", "plots", "plan", "photos", "demo", "cli", "__main__"},
 ]
 """From the ground up. Rooms of one floor do not know each other, except on the ground floor and on the top one."""

@@ -4,6 +4,7 @@ adasim eval knn RUN                               k-NN accuracy on the run's own
 adasim eval linear RUN --data photos/             a linear layer on frozen features
 adasim eval fewshot RUN --data flowers/ pets/     5-way 5-shot episodes
 adasim eval segmentation RUN --data VOC2012/      a linear layer on patch features
+adasim eval views RUN --data photos/              what can be said without labels
 adasim eval table RUN RUN                         the runs' results side by side
 adasim eval --plugin FILE NAME RUN                an evaluation of your own
 """

@@ -4,6 +4,9 @@
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
     adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
     adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
+    adasim embed RUN --data FOLDER --out F.npz        features of all images of a folder
+    adasim similar RUN IMAGE --in FOLDER              the images most similar to one, as a table and a picture
+    adasim export RUN --to timm                       for other libraries: timm, hf, onnx, pt2
     adasim plan --images 14000000 --ranks 8           what a run of that size needs, before you start it
 
 Bad input gets one sentence and exit code 2. What a signal stopped ends with 128 + its number: 130 after Ctrl-C.
@@ -50,6 +53,27 @@ def evaluate(arguments: Sequence[str]) -> None:
     run(arguments)
 
 
+def embed(arguments: Sequence[str]) -> None:
+    """`adasim embed ...`"""
+    from adasim.cli.embed import main as run
+
+    run(arguments)
+
+
+def similar(arguments: Sequence[str]) -> None:
+    """`adasim similar ...`"""
+    from adasim.cli.similar import main as run
+
+    run(arguments)
+
+
+def export(arguments: Sequence[str]) -> None:
+    """`adasim export ...`"""
+    from adasim.cli.export import main as run
+
+    run(arguments)
+
+
 def plan(arguments: Sequence[str]) -> None:
     """`adasim plan`"""
     from adasim.plan import main as show_plan
@@ -61,6 +85,9 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "demo": (demo, "two minutes on generated images: pretrain, then k-NN accuracy"),
     "pretrain": (pretrain, "pretrain an encoder on your images, or resume a run"),
     "eval": (evaluate, "measure an encoder: k-NN, linear, few-shot, segmentation; compare runs"),
+    "embed": (embed, "features of a folder of images: .npz, .parquet or .npy"),
+    "similar": (similar, "the images most similar to one: a table and a picture"),
+    "export": (export, "for other libraries: timm, Hugging Face, ONNX, pt2"),
     "plan": (plan, "memory, traffic and arithmetic of a run before you start it"),
 }
 

@@ -218,6 +218,7 @@ COMMON = {
     "neighbors.tau": "temperature; 0 means standard pairs",
     "views.size": "side of the global views in pixels",
     "eval.every": "k-NN accuracy every n epochs; 0: never",
+    "log": "metrics also to wandb or mlflow",
     "seed": "random seed",
     "device": "auto, cpu, cuda, cuda:1, mps",
 }
@@ -250,7 +251,7 @@ def _value(arguments: PretrainArguments, option: str) -> str:
     if option == "plugin":
         return ""
     value: object = arguments.config
-    for name in {"data": "data.source"}.get(option, option).replace("-", "_").split("."):
+    for name in {"data": "data.source", "log": "save.log"}.get(option, option).replace("-", "_").split("."):
         value = getattr(value, name)
     return str(value)
 

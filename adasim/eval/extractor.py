@@ -15,7 +15,7 @@ from adasim.data import ImageSet, describe
 from adasim.data.sources.found import few
 from adasim.errors import UserError
 from adasim.eval.encoders import Encoder, open_encoder
-from adasim.eval.features import FeatureCache, FeatureKind, Features, weights_hash
+from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Features, weights_hash
 from adasim.eval.options import Options, Sources
 from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
@@ -77,12 +77,18 @@ class Extractor:
         return split
 
     def features(
-        self, images: ImageSet, transform: EvalTransform | None = None, kind: FeatureKind = "pooled"
+        self,
+        images: ImageSet,
+        transform: EvalTransform | None = None,
+        kind: FeatureKind = "pooled",
+        *,
+        max_unreadable: float = MAX_UNREADABLE,
     ) -> Features:
         """Features of the readable images; the others are named once.
 
         Args:
             transform: what is done to an image first; the encoder's own by default.
+            max_unreadable: the share of unreadable images above which they are refused.
         """
         found = self._cache.features(
             self.encoder.backbone,
@@ -92,6 +98,7 @@ class Extractor:
             device=self.device,
             batch_size=256 if self.small else 64,
             workers=self.workers,
+            max_unreadable=max_unreadable,
         )
         if found.unreadable:
             some = few(found.unreadable.values())

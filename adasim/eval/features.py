@@ -5,7 +5,8 @@
     features.values, features.labels      # (n, D) and (n,), readable images only
 
 A pass over the data is kept under the hash of the weights, the data, the transform and the kind of feature, so
-that several evaluations cost one. The cache may be deleted at any time.
+that several evaluations cost one, and an interrupted one goes on where it stopped. The cache may be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import safetensors
-import safetensors.torch
 import torch
 from rich.progress import Progress, TextColumn
 from timm.models import VisionTransformer
@@ -30,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from adasim import terminal
 from adasim.data import ImageSet, Unreadable
 from adasim.errors import UserError
-from adasim.files import atomic_write
+from adasim.eval.kept import Parts, as_bytes, read_features, write_features
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 
@@ -56,6 +55,7 @@ def extract(
     workers: int = 0,
     progress: bool = True,
     unreadable: dict[int, str] | None = None,
+    parts: Parts | None = None,
 ) -> Tensor:
     """Features of every image in order, float32 (N, D) on the CPU; the encoder's modes are left as they were.
 
@@ -66,25 +66,42 @@ def extract(
         workers: processes that read images which are not in memory.
         unreadable: filled with {id: where and why} of images that cannot be read, whose rows become NaN.
             Without it the first such image stops the pass: a row too few would shift all labels after it.
+        parts: where to keep what is done so far, and to go on from.
     """
     backbone.to(device)
-    features = torch.empty(0)
+    features, failures = torch.empty(0), {} if unreadable is None else unreadable
+    done = 0
+    if parts is not None:
+        before, failed = parts.load()
+        done = len(before)
+        failures.update(failed)
+        if done:
+            features = torch.full((len(images), before.shape[1]), torch.nan)
+            features[:done] = before
     with frozen(backbone), progress_bar(f"{images.name}: features", len(images), progress) as advance:
-        for ids, pixels, failed in batches(images, transform, batch_size, workers):
-            if failed and unreadable is None:
-                raise UserError(
-                    f"An image cannot be read: {next(iter(failed.values()))}. Repair or remove it."
-                )
-            if unreadable is not None:
-                unreadable.update(failed)
-            if len(pixels):
-                with torch.inference_mode():
-                    views = transform.normalise(pixels.to(device))
-                    part = encode(backbone, views, kind).float().cpu()
-                if not len(features):
-                    features = torch.full((len(images), part.shape[1]), torch.nan)
-                features[ids] = part
-            advance(len(ids) + len(failed))
+        advance(done)
+        try:
+            for ids, pixels, failed in batches(images, transform, batch_size, workers, done):
+                if failed and unreadable is None:
+                    raise UserError(
+                        f"An image cannot be read: {next(iter(failed.values()))}. Repair or remove it."
+                    )
+                failures.update(failed)
+                if len(pixels):
+                    with torch.inference_mode():
+                        views = transform.normalise(pixels.to(device))
+                        part = encode(backbone, views, kind).float().cpu()
+                    if not len(features):
+                        features = torch.full((len(images), part.shape[1]), torch.nan)
+                    features[ids] = part
+                done += len(ids) + len(failed)
+                advance(len(ids) + len(failed))
+                if parts is not None:
+                    parts.offer(features, done, failures)
+        except BaseException:
+            if parts is not None:
+                parts.keep(features, done, failures)
+            raise
     if not len(features):
         raise UserError(f"Not one of the {len(images)} images of {images.name} can be read.")
     return features
@@ -119,16 +136,21 @@ def frozen(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def batches(images: ImageSet, transform: EvalTransform, batch_size: int, workers: int) -> Iterator[_Batch]:
-    """(ids, 8-bit views, {id: where and why} of images that cannot be read), in order."""
+def batches(
+    images: ImageSet, transform: EvalTransform, batch_size: int, workers: int, first: int = 0
+) -> Iterator[_Batch]:
+    """(ids, 8-bit views, {id: where and why} of images that cannot be read), in order, from image `first` on."""
+    if first == len(images):
+        return
     array = images.as_array()
     if array is not None:
-        for ids in torch.arange(len(images)).split(batch_size):
+        for ids in torch.arange(first, len(images)).split(batch_size):
             yield ids, transform.crop(array[ids[0] : ids[-1] + 1]), {}
         return
     yield from DataLoader(
         _Views(images, transform),
         batch_size=batch_size,
+        sampler=range(first, len(images)),
         num_workers=workers,
         collate_fn=_stack,
         generator=torch.Generator(),  # else it would draw from the training loop's
@@ -200,18 +222,21 @@ class FeatureCache:
         batch_size: int = 256,
         workers: int = 0,
         progress: bool = True,
+        max_unreadable: float = MAX_UNREADABLE,
     ) -> Features:
         """The features of `images`, from the cache or by `extract`; unreadable images are left out by row.
 
-        A damaged file counts as absent. More than 1% of unreadable images are refused.
+        A damaged file counts as absent. A greater share of unreadable images than `max_unreadable` is refused.
         """
         array = images.as_array()
         if array is not None:
             transform = transform.for_shape(array.shape[-2], array.shape[-1])
         path = self._path(backbone, images, transform, kind)
-        known = None if path is None else _load(path, len(images))
-        if known is None:
+        known = None if path is None else read_features(path)
+        if known is None or len(known[0]) != len(images):
             unreadable: dict[int, str] = {}
+            made = f"in batches of {batch_size} on {torch.device(device).type}"
+            parts = None if path is None else Parts(path.with_suffix(".parts"), made)
             values = extract(
                 backbone,
                 images,
@@ -222,12 +247,13 @@ class FeatureCache:
                 workers=workers,
                 progress=progress,
                 unreadable=unreadable,
+                parts=parts,
             )
-            if path is not None:
-                _save(path, values, unreadable)
+            if path is not None and parts is not None and write_features(path, values, unreadable):
+                parts.remove()
         else:
             values, unreadable = known
-        if len(unreadable) > MAX_UNREADABLE * len(images):
+        if len(unreadable) > max_unreadable * len(images):
             some = "; ".join(list(unreadable.values())[:3])
             raise UserError(
                 f"{len(unreadable)} of the {len(images)} images of {images.name} cannot be read: {some}. "
@@ -266,33 +292,8 @@ def weights_hash(backbone: Backbone) -> str:
     digest = hashlib.sha256(json.dumps(backbone.spec, sort_keys=True).encode())
     for name, tensor in sorted(backbone.net.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_bytes(tensor.cpu()))
+        digest.update(as_bytes(tensor.cpu()))
     return digest.hexdigest()
-
-
-def _save(path: Path, values: Tensor, unreadable: dict[int, str]) -> None:
-    header = {"sha256": hashlib.sha256(_bytes(values)).hexdigest(), "unreadable": json.dumps(unreadable)}
-    with suppress(OSError):  # a full or read-only disk costs the next evaluation a pass, nothing else
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, safetensors.torch.save({"features": values}, header))
-
-
-def _load(path: Path, count: int) -> tuple[Tensor, dict[int, str]] | None:
-    """What `_save` wrote, or None if it is absent or not whole."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = file.metadata()
-            values = file.get_tensor("features")
-        unreadable = {int(i): str(reason) for i, reason in json.loads(header["unreadable"]).items()}
-        if values.shape[0] != count or hashlib.sha256(_bytes(values)).hexdigest() != header["sha256"]:
-            return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError):
-        return None
-    return values, unreadable
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 @contextmanager

@@ -14,7 +14,13 @@ from adasim.errors import UserError
 from adasim.runs.settings import versions
 
 RESULTS_FILE = "results.jsonl"
-NAMES = {"knn": "k-NN", "linear": "linear", "fewshot": "few-shot", "segmentation": "segmentation"}
+NAMES = {
+    "knn": "k-NN",
+    "linear": "linear",
+    "fewshot": "few-shot",
+    "segmentation": "segmentation",
+    "views": "own views",
+}
 """Protocols in the order of a table's columns."""
 
 

@@ -148,7 +148,7 @@ def require_labels(images: ImageSet) -> Tensor:
     if images.labels is None:
         raise UserError(
             f"{images.name} has no labels, which this evaluation needs. Sort the images into one folder per "
-            f"class, or give an .npz file with labels."
+            f"class, or give an .npz file with labels; or measure what needs none: adasim eval views."
         )
     return images.labels
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim.files import atomic_write
+from adasim.runs.trackers import Tracker
 
 TIMES = (
     "seconds",
@@ -58,6 +59,8 @@ class MetricsLog:
         self._boards = Path(folder) / "tensorboard"
         self._board: SummaryWriter | None = SummaryWriter(str(self._boards), purge_step=purge)
         self._place = _inode(self._boards)
+        self.tracker: Tracker | None = None
+        """A service that gets every line, too."""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Log `values` at `step`. NaN and infinities become null in JSON, which has no such numbers."""
@@ -71,6 +74,8 @@ class MetricsLog:
                     self._board.add_scalar(name, float(value), step)
         except OSError:  # its writing thread died of a full disk some time ago and cannot be revived
             self._board = None
+        if self.tracker is not None:
+            self.tracker.write(step, values)
 
     def _flush(self) -> None:
         with suppress(OSError):  # full, out of quota, read-only by now: `sync` will tell

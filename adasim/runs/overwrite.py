@@ -25,7 +25,7 @@ _FOLDERS = {
     "checkpoints": r"step-[0-9]{9,}(\.[0-9]+)?(/(manifest\.json|[A-Za-z0-9_-]+\.safetensors))?",
     "history": r"epoch-[0-9]{6,}-[0-9a-f]+\.safetensors",
     "tensorboard": r"events\.out\.tfevents\..+",
-    "features": r"[0-9a-f]+\.safetensors",
+    "features": r"[0-9a-f]+(\.safetensors|\.parts(/[0-9]+-[0-9]+\.safetensors)?)",
 }
 """Folders of a run, and what their contents are called."""
 

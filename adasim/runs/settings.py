@@ -45,7 +45,7 @@ def check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
 
 def decisive(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that shape the result, by their names on the command line."""
-    flat = _flatten(json.loads(json.dumps(config)))
+    flat = flatten(json.loads(json.dumps(config)))
     return {name: value for name, value in flat.items() if not name.startswith(_MAY_CHANGE)}
 
 
@@ -70,11 +70,9 @@ def _raised(name: str, before: Any, after: Any) -> bool:
     return name == "epochs" and isinstance(before, int) and isinstance(after, int) and before < after
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`: the names of the command line."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat.update(
-            _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-        )
+        flat.update(flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
     return flat

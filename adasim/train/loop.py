@@ -84,7 +84,7 @@ class Training:
                 )
             if ranks.is_main:
                 self.notes += follow(run, config, checkpoint, loader.steps_per_epoch)
-                self.store.verifier.run = run.id
+                self.store.verifier.run = self.report.run_id = run.id
         self.run_forward = ranks.wrap(state.method)
         self.saved_step = None if checkpoint is None else state.step
         self.saved_at = time.monotonic()

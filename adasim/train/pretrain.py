@@ -18,6 +18,7 @@ from adasim.ranks.devices import deterministic
 from adasim.ranks.processes import Distributed
 from adasim.runs.folder import RunFolder
 from adasim.runs.settings import check_same, decisive
+from adasim.runs.trackers import check_installed
 from adasim.train.loop import Training
 from adasim.train.micro import choose_micro_batches, free_bytes
 from adasim.train.report import KnnDuringTraining
@@ -61,6 +62,8 @@ def pretrain(
         resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
+            if ranks.is_main:
+                check_installed(config.save.log)
             ranks.check_batch(config.batch_size)
         images = open_data(data, config, ranks, partial(known_listing, out) if resume else None)
         if data is not None:

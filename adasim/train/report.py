@@ -20,6 +20,7 @@ from adasim.models import Backbone
 from adasim.neighbors import PairPolicy
 from adasim.ranks.processes import Distributed
 from adasim.runs.metrics import MetricsLog, Pace
+from adasim.runs.trackers import FILES, open_tracker
 from adasim.runs.unreadable import UNREADABLE_FILE
 from adasim.train.monitor import CollapseWatch
 from adasim.train.progress import Progress
@@ -53,6 +54,8 @@ class Reporter:
         console = terminal.console() if ranks.is_main else terminal.console(quiet=True, force_terminal=False)
         self.bar = Progress(config.epochs * steps_per_epoch, config.epochs, console=console)
         self.metrics: MetricsLog | None = None
+        self.run_id: str | None = None
+        """What tells the run from any other, known on rank 0 before the first step."""
 
     def __enter__(self) -> Reporter:
         self._stack = ExitStack()
@@ -66,6 +69,7 @@ class Reporter:
                         f"then: adasim pretrain --resume {self.path}"
                     ) from error
         self.pace = Pace() if self.metrics is None else self.metrics.pace
+        self._follow()
         self.bar.step = self.state.step
         self._stack.enter_context(self.bar)
         return self
@@ -73,7 +77,17 @@ class Reporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.metrics is not None and self.metrics.tracker is not None:
+            self.metrics.tracker.close(complete=kind is None)
         self._stack.close()
+
+    def _follow(self) -> None:
+        """Let the service of `--log` get the metrics, too. Only rank 0 has any."""
+        log = self.config.save.log
+        if self.metrics is not None and log != FILES:
+            assert self.run_id is not None
+            name, config = self.path.resolve().name, self.config.to_dict()
+            self.metrics.tracker = open_tracker(log, self.run_id, name, config, self.say)
 
     def say(self, text: str) -> None:
         """Print a message; on standard error too where nobody reads standard output any more."""

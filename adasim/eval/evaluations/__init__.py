@@ -5,5 +5,6 @@ from adasim.eval.evaluations.fewshot import Fewshot
 from adasim.eval.evaluations.knn import Knn
 from adasim.eval.evaluations.linear import Linear
 from adasim.eval.evaluations.segmentation import Segmentation
+from adasim.eval.evaluations.views import OwnViews
 
-__all__ = ["Evaluation", "Fewshot", "Knn", "Linear", "Segmentation"]
+__all__ = ["Evaluation", "Fewshot", "Knn", "Linear", "OwnViews", "Segmentation"]

@@ -1,0 +1,58 @@
+"""`adasim embed`: the features of a folder of images as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from adasim import terminal
+from adasim.cli.using import Flag, Model, Reading
+
+
+@dataclass(kw_only=True)
+class EmbedArguments(Reading):
+    """Features of all images of a folder, with their file names and labels.
+
+    adasim embed runs/photos --data photos/ --out features.npz
+
+    MODEL is a run folder, a backbone.safetensors, or a timm model name. Interrupted, the same command goes on where
+    it stopped; done before, it writes the file at once. Images that cannot be read are left out and named."""
+
+    model: Model
+    """A run folder, a backbone.safetensors, or a timm model name."""
+    data: str
+    """A folder of images, an .npz file, hf:NAME or synthetic[:COUNT]."""
+    out: Path
+    """The file to make. .npz: the arrays features, files, labels, classes. .parquet: the columns file, label,
+    features. .npy: the features alone, with file and label in a .csv beside it."""
+    overwrite: Flag = False
+    """Replace OUT if it is there."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim embed ...`"""
+    asked = tyro.cli(EmbedArguments, args=list(arguments), prog="adasim embed")
+    console = terminal.console()
+
+    from adasim.use.embed import embed
+
+    found = embed(
+        asked.model,
+        asked.data,
+        asked.out,
+        split=asked.split,
+        size=asked.size,
+        device=asked.device,
+        workers=asked.workers,
+        cache=not asked.no_cache,
+        overwrite=asked.overwrite,
+        say=lambda sentence: console.print(sentence, soft_wrap=True),
+    )
+    count, width = found.features.shape
+    labels = "no labels" if found.labels is None else f"labels of {len(found.classes):,} classes"
+    console.print(
+        f"{asked.out}: features of {count:,} images, {width} wide, file names, {labels}.", soft_wrap=True
+    )

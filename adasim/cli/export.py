@@ -1,0 +1,52 @@
+"""`adasim export`: the encoder for other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from adasim import terminal
+from adasim.cli.using import Flag, Model
+
+
+@dataclass(kw_only=True)
+class ExportArguments:
+    """Write the encoder for another library: a folder with the weights, the transform and a model card.
+
+    adasim export runs/photos --to onnx
+
+    timm: for timm.create_model(..., checkpoint_path=...). hf: for AutoModel.from_pretrained of transformers.
+    onnx: for onnxruntime and others. pt2: for torch.export.load. What was written is loaded again and compared
+    before it takes its place. README.md in the folder shows how to load it, and says what it was trained on and how
+    well it does."""
+
+    model: Model
+    """A run folder, a backbone.safetensors, or a timm model name."""
+    to: Literal["timm", "hf", "onnx", "pt2"]
+    """For which library."""
+    out: Path | None = None
+    """The folder to make; by default beside the run: runs/photos-onnx."""
+    overwrite: Flag = False
+    """If OUT is an earlier export, replace it. Anything else is refused."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim export ...`"""
+    asked = tyro.cli(ExportArguments, args=list(arguments), prog="adasim export")
+    console = terminal.console()
+
+    from adasim.use.export import export
+
+    folder = export(
+        asked.model,
+        asked.to,
+        asked.out,
+        overwrite=asked.overwrite,
+        say=lambda sentence: console.print(sentence, soft_wrap=True),
+    )
+    names = ", ".join(sorted(path.name for path in folder.iterdir()))
+    console.print(f"{folder}: {names}. README.md shows how to load it.", soft_wrap=True)

@@ -1,0 +1,96 @@
+"""`adasim similar`: the nearest images of a folder, as a table and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from adasim import terminal
+from adasim.cli.using import Flag, Model, Reading
+from adasim.errors import UserError
+
+
+@dataclass(kw_only=True)
+class SimilarArguments(Reading):
+    """The images of a folder that are most similar to one image, with their cosine similarities.
+
+    adasim similar runs/photos cat.jpg --in photos/
+
+    MODEL is a run folder, a backbone.safetensors, or a timm model name. The features of the folder are made once and
+    kept: after `adasim embed`, or another question, the answer comes at once."""
+
+    model: Model
+    """A run folder, a backbone.safetensors, or a timm model name."""
+    image: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")]
+    """The image to compare with; it may lie in the folder, and is then not among the answers."""
+    among: Annotated[str, tyro.conf.arg(name="in")]
+    """The images to search: a folder of images, an .npz file, hf:NAME or synthetic[:COUNT]."""
+    k: Annotated[int, tyro.conf.arg(aliases=("-k",))] = 10
+    """How many."""
+    out: Path | None = None
+    """The picture to make, a .png; IMAGE-similar.png in this folder by default, with a number if that is taken."""
+    no_picture: Flag = False
+    """Only the table."""
+    overwrite: Flag = False
+    """Replace OUT if it is there."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim similar ...`"""
+    asked = tyro.cli(SimilarArguments, args=list(arguments), prog="adasim similar")
+    console = terminal.console()
+
+    from adasim.use.outputs import check_output
+    from adasim.use.similar import similar
+
+    if asked.out is not None:
+        if asked.out.suffix != ".png":
+            raise UserError(f"--out {asked.out} must end in .png.")
+        check_output(asked.out, asked.overwrite)
+    found = similar(
+        asked.model,
+        asked.image,
+        asked.among,
+        asked.k,
+        split=asked.split,
+        size=asked.size,
+        device=asked.device,
+        workers=asked.workers,
+        cache=not asked.no_cache,
+        say=lambda sentence: console.print(sentence, soft_wrap=True),
+    )
+    console.print(
+        Text.assemble("\nMost similar to ", (terminal.printable(asked.image), "bold"), "\n"), soft_wrap=True
+    )
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("", justify="right", style="dim")
+    table.add_column("similarity", justify="right")
+    table.add_column("file", overflow="fold")
+    for place, (name, score) in enumerate(zip(found.files, found.scores, strict=True), 1):
+        table.add_row(str(place), f"{score:.4f}", name)
+    console.print(table)
+    if not asked.no_picture:
+        from adasim.use.sheet import contact_sheet
+
+        out = asked.out or _free_name(asked.image)
+        try:
+            contact_sheet(out, found, asked.image.name)
+        except OSError as error:
+            raise UserError(
+                f"{out} cannot be written: {error.strerror or error}. Name another --out, or use --no-picture."
+            ) from None
+        console.print(f"\nPicture: {out}", soft_wrap=True)
+
+
+def _free_name(image: Path) -> Path:
+    """A name for the picture that nothing has yet."""
+    out, number = Path(f"{image.stem}-similar.png"), 2
+    while out.exists() or out.is_symlink():
+        out, number = Path(f"{image.stem}-similar-{number}.png"), number + 1
+    return out

@@ -1,0 +1,29 @@
+"""What `embed`, `similar` and `export` ask alike. Nothing here imports torch, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+"""A switch without its `--no-` twin."""
+Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+"""A run folder, a backbone.safetensors, or a timm model name."""
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """How images are read and where the encoder runs."""
+
+    split: Literal["train", "test"] = "train"
+    """Which part of a folder that is divided into train/ and test/ (or val/)."""
+    size: int | None = None
+    """Side in pixels of what the encoder sees; its own by default."""
+    device: str = "auto"
+    """Where the encoder runs: auto, cpu, cuda, ..."""
+    workers: int = 2
+    """Processes that read images from files."""
+    no_cache: Flag = False
+    """Make features anew and keep none: an interrupted pass begins again."""

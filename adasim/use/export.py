@@ -1,0 +1,106 @@
+"""`export`: an encoder for other libraries, with its transform and a model card, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from adasim.errors import UserError
+from adasim.eval.encoders import Encoder, open_encoder
+from adasim.eval.extractor import Say
+from adasim.files import remove, sync, temporary_name
+from adasim.models import Backbone
+from adasim.registry import nearest
+from adasim.use.card import model_card
+from adasim.use.formats import FILES, FORMATS, Subject, write
+
+
+def export(
+    model: str | Path | Backbone,
+    to: str,
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    say: Say = lambda sentence: None,
+) -> Path:
+    """Write an encoder for another library; returns the folder. What was written is loaded and compared first.
+
+    Args:
+        model: a run folder, a `backbone.safetensors`, a timm model name, or an encoder that is loaded.
+        to: `timm` (for timm.create_model), `hf` (AutoModel.from_pretrained of transformers), `onnx`, or `pt2`
+            (torch.export).
+        out: the folder to make; by default beside the run, as runs/photos-onnx.
+        overwrite: if `out` is an earlier export, replace it. Anything else is refused.
+        say: is called with sentences for a person.
+
+    >>> folder = export("runs/photos", "onnx")           # doctest: +SKIP
+    """
+    if to not in FORMATS:
+        raise UserError(f"Unknown format {to!r}. {nearest(to, FORMATS)}")
+    encoder = open_encoder(model)
+    folder = Path(out) if out is not None else default_folder(encoder, model, to)
+    _check_folder(folder, overwrite)
+    if encoder.note:
+        say(encoder.note)
+    subject = Subject.of(encoder.backbone, encoder.transform)
+    temporary = temporary_name(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        sentence = write(subject, to, temporary)
+        (temporary / "README.md").write_text(model_card(encoder, subject, to), encoding="utf-8")
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
+        _put_in_place(temporary, folder)
+    except OSError as error:
+        raise UserError(
+            f"Cannot write to {folder}: {error.strerror or error}. Choose another --out."
+        ) from None
+    finally:
+        remove(temporary)
+    if sentence:
+        say(sentence)
+    return folder
+
+
+def default_folder(encoder: Encoder, model: object, to: str) -> Path:
+    """Beside the run or the file; in this folder for a model that is known by its name."""
+    if encoder.run is not None:
+        run = encoder.run if encoder.run.name not in ("", "..") else encoder.run.resolve()
+        return run.with_name(f"{run.name}-{to}")
+    beside = Path(model).parent if isinstance(model, str | Path) and Path(model).is_file() else Path()
+    return beside / f"{encoder.name}-{to}"
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    """Only an absent or empty folder, or with `overwrite` an earlier export and nothing else, may be taken."""
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir() or folder.is_symlink():
+        raise UserError(f"--out {folder} is not a folder. Choose one that does not exist yet.")
+    names = {path.name for path in folder.iterdir()}
+    if not names:
+        return
+    ours = "README.md" in names and "`adasim export`" in (folder / "README.md").read_text(errors="replace")
+    strange = sorted(names - FILES - {"__pycache__"})
+    if not ours or strange:
+        held = f" (it holds {strange[0]})" if strange else ""
+        raise UserError(f"{folder} is there already and is not an export alone{held}. Choose another --out.")
+    if not overwrite:
+        raise UserError(f"{folder} is there already. Replace it with --overwrite, or choose another --out.")
+
+
+def _put_in_place(new: Path, folder: Path) -> None:
+    """Let the finished folder take its name; what stood there goes only then."""
+    if not folder.exists():
+        os.rename(new, folder)
+        return sync(folder.parent)
+    old = temporary_name(folder)
+    os.rename(folder, old)
+    try:
+        os.rename(new, folder)
+    except OSError:
+        os.rename(old, folder)
+        raise
+    sync(folder.parent)
+    remove(old)

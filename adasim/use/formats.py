@@ -1,0 +1,244 @@
+"""One function for each format of `adasim export`: writes its files into a folder, and checks that they give the
+encoder's own features."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor, nn
+
+from adasim.errors import UserError
+from adasim.models import Backbone
+from adasim.models.transforms import EvalTransform
+from adasim.use.outputs import missing
+from adasim.use.travelling import HF_FILE, TIMM_FILE, TRANSFORM_FILE, hf_file, timm_file, transform_file
+
+WEIGHTS_FILE, CONFIG_FILE, ONNX_FILE, PT2_FILE = "model.safetensors", "config.json", "model.onnx", "model.pt2"
+TOLERANCE = 1e-4
+"""By how much a feature of an exported encoder may differ, for features of the size 1 and above in proportion."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is exported."""
+
+    net: nn.Module
+    """A timm model on the CPU, in evaluation mode."""
+    name: str
+    architecture: str
+    """timm's name."""
+    arguments: dict[str, Any]
+    """For timm.create_model, without `num_classes`, which is 0."""
+    stem: str | None
+    """How the stem of a ResNet was changed; None if timm's arguments say everything."""
+    transform: EvalTransform
+    dim: int
+
+    @classmethod
+    def of(cls, backbone: Backbone, transform: EvalTransform) -> Subject:
+        spec = backbone.spec
+        arguments = dict(spec.get("kwargs", {}))
+        arguments.pop("num_classes", None)
+        stem = arguments.pop("stem", None)
+        net = backbone.net.cpu().eval()
+        return cls(net, spec["name"], spec["timm"], arguments, stem, transform, backbone.dim)
+
+    @property
+    def timm_name(self) -> str:
+        """The name for timm.create_model."""
+        if self.stem is None:
+            return self.architecture
+        return f"adasim_{self.name}" + ("_3x3" if self.stem == "3x3" else "")
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The transform under timm's names, for a format's metadata."""
+        return self.transform.to_timm() | {"crop_mode": "center"}
+
+    def example(self, count: int = 2) -> Tensor:
+        """Normalised pixels of no image in particular, always the same."""
+        size = self.transform.size
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(count, self.arguments.get("in_chans", 3), size, size, generator=generator)
+
+
+def to_timm(subject: Subject, folder: Path) -> str:
+    """A folder for timm.create_model."""
+    _write_config(subject, folder, {})
+    if subject.stem is None:
+        made = timm.create_model(
+            subject.architecture,
+            checkpoint_path=str(folder / WEIGHTS_FILE),
+            num_classes=0,
+            **subject.arguments,
+        )
+        _check(subject, made.eval(), "timm")
+        return ""
+    text = timm_file(
+        subject.timm_name, subject.architecture, subject.arguments | {"num_classes": 0}, subject.stem
+    )
+    (folder / TIMM_FILE).write_text(text)
+    return (
+        f"timm has no argument for the stem of {subject.name}: {TIMM_FILE} makes it known to timm, and is imported "
+        f"first (README.md shows how)."
+    )
+
+
+def to_hf(subject: Subject, folder: Path) -> str:
+    """A folder for AutoModel.from_pretrained."""
+    if subject.stem is None:
+        # Read by transformers' TimmWrapperModel and by timm.
+        _write_config(subject, folder, {"model_type": "timm_wrapper", "architectures": ["TimmWrapperModel"]})
+        if find_spec("transformers") is None:
+            return "Not tried out: transformers is not installed (pip install 'adasim[export]')."
+        from transformers import AutoModel
+
+        with _quiet():
+            made = AutoModel.from_pretrained(folder).eval()
+        _check(subject, lambda pixels: made(pixel_values=pixels).pooler_output, "transformers")
+        return ""
+    classes = {"AutoConfig": f"{HF_FILE[:-3]}.AdasimConfig", "AutoModel": f"{HF_FILE[:-3]}.AdasimModel"}
+    # A model_type of its own: transformers would build timm's stem without a word where it knows the type.
+    _write_config(
+        subject, folder, {"model_type": "adasim", "architectures": ["AdasimModel"], "auto_map": classes}
+    )
+    processor = {"image_processor_type": "TimmWrapperImageProcessor", "pretrained_cfg": subject.metadata}
+    _write_json(folder / "preprocessor_config.json", processor | {"architecture": subject.architecture})
+    (folder / HF_FILE).write_text(hf_file(subject.architecture, subject.arguments, subject.stem))
+    return (
+        f"transformers cannot express the stem of {subject.name} by itself: {HF_FILE} does, and "
+        f"AutoModel.from_pretrained needs trust_remote_code=True."
+    )
+
+
+def to_onnx(subject: Subject, folder: Path) -> str:
+    """An ONNX file with any number of images in a batch."""
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise missing(package, "--to onnx", "export")
+    example = subject.example()
+    with _quiet(), torch.no_grad():
+        program: Any = torch.onnx.export(
+            subject.net,
+            (example,),
+            input_names=["pixels"],
+            output_names=["features"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+    model = program.model_proto
+    notes = {"pretrained_cfg": json.dumps(subject.metadata), "encoder": subject.name, "producer": "adasim"}
+    for key, value in notes.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    (folder / ONNX_FILE).write_bytes(model.SerializeToString())
+    if find_spec("onnxruntime") is None:
+        return "Not tried out: onnxruntime is not installed (pip install 'adasim[export]')."
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / ONNX_FILE), providers=["CPUExecutionProvider"])
+
+    def run(pixels: Tensor) -> Tensor:
+        return torch.from_numpy(np.asarray(session.run(["features"], {"pixels": pixels.numpy()})[0]))
+
+    _check(subject, run, "onnxruntime")
+    return ""
+
+
+def to_pt2(subject: Subject, folder: Path) -> str:
+    """A program of torch.export with any number of images in a batch; its transform is in an extra file."""
+    path, batch = folder / PT2_FILE, torch.export.Dim("batch")
+    with _quiet(), torch.no_grad():
+        program = torch.export.export(subject.net, (subject.example(),), dynamic_shapes=({0: batch},))
+        torch.export.save(program, path, extra_files={"pretrained_cfg.json": json.dumps(subject.metadata)})
+        made = torch.export.load(path).module()
+    _check(subject, made, "torch.export")
+    return ""
+
+
+FORMATS: dict[str, Callable[[Subject, Path], str]] = {
+    "timm": to_timm,
+    "hf": to_hf,
+    "onnx": to_onnx,
+    "pt2": to_pt2,
+}
+"""Each writes its files into a folder and returns a sentence for the person, or an empty one."""
+
+FILES = {
+    *(WEIGHTS_FILE, CONFIG_FILE, ONNX_FILE, PT2_FILE, TRANSFORM_FILE, TIMM_FILE, HF_FILE),
+    *("preprocessor_config.json", "README.md"),
+}
+"""All that an export may consist of."""
+
+
+def write(subject: Subject, to: str, folder: Path) -> str:
+    """The files of one format and the transform; a sentence for the person, or an empty one."""
+    (folder / TRANSFORM_FILE).write_text(transform_file(subject.transform))
+    try:
+        return FORMATS[to](subject, folder)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # the exporters of other libraries meet any net, and raise nearly anything
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise UserError(
+            f"{subject.name} cannot be exported to {to}: {reason} Choose another --to."
+        ) from error
+
+
+def _check(subject: Subject, run: Callable[[Tensor], Tensor], library: str) -> None:
+    """Refuse an export whose features are not the encoder's own, for batches of one, two and three."""
+    for count in (1, 2, 3):
+        pixels = subject.example(count)
+        with torch.no_grad():
+            own, theirs = subject.net(pixels), run(pixels)
+        if not torch.allclose(own, theirs, rtol=TOLERANCE, atol=TOLERANCE):
+            gap = float((own - theirs).abs().max())
+            raise UserError(
+                f"{subject.name} gives other features under {library} (they differ by {gap:.2g}), so nothing was "
+                f"written. Choose another --to."
+            )
+
+
+def _write_config(subject: Subject, folder: Path, more: dict[str, Any]) -> None:
+    """The weights, and a config.json as timm writes it for the hub."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in subject.net.state_dict().items()}
+    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
+    config = {
+        "architecture": subject.architecture if subject.stem is None or more else subject.timm_name,
+        "num_classes": 0,
+        "num_features": subject.dim,
+        "model_args": subject.arguments,
+        "pretrained_cfg": subject.metadata | {"num_classes": 0},
+        **more,
+    }
+    _write_json(folder / CONFIG_FILE, config)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' own chatter."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

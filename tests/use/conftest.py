@@ -1,0 +1,65 @@
+"""Run folders with an untrained encoder, and photos of several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from adasim import seeding
+from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
+from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
+from adasim.runs.folder import RunFolder
+
+
+def photograph(height: int, width: int, seed: int) -> np.ndarray:
+    """A smooth coloured pattern, uint8 (height, width, 3)."""
+    coarse = torch.rand(1, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
+    fine = nn.functional.interpolate(coarse, size=(height, width), mode="bicubic").clamp(0, 1)[0]
+    return (fine * 255).byte().permute(1, 2, 0).numpy()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve photos in two class folders, of several sizes."""
+    for i in range(12):
+        path = tmp_path / "photos" / "ab"[i % 2] / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photograph(40 + i, 60, i)).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """`make_run(model="vit_mini", size=80)`: a run folder."""
+
+    def make(
+        name: str = "run",
+        *,
+        model: str = "resnet_tiny",
+        size: int = 16,
+        patch_size: int = 16,
+        small_stem: bool = False,
+        source: str = "photos",
+    ) -> Path:
+        config = Config(
+            method="simsiam",
+            data=DataConfig(source=source),
+            views=ViewsConfig(size=size, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3)),
+            model=ModelConfig(name=model, patch_size=patch_size, drop_path=0.0, small_stem=small_stem),
+        )
+        listing = [f"a/{i}.png 100" for i in range(12)]
+        RunFolder.create(tmp_path / name, config, {"fingerprint": "", "listing": listing}).close()
+        with seeding.seeded(0):
+            backbone = build_backbone(config.model, size, student=False)
+            with torch.no_grad():
+                backbone(torch.randn(8, 3, size, size))  # batch norm statistics of its own
+        save_backbone(tmp_path / name / BACKBONE_FILE, backbone, EvalTransform.for_run(config))
+        return tmp_path / name
+
+    return make

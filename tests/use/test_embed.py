@@ -1,0 +1,268 @@
+"""Features of a folder as a file, and the images most similar to one."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import names, refusal
+from PIL import Image
+from torch.nn.functional import normalize
+
+import adasim
+from adasim.cli.main import main
+from adasim.eval import features, kept
+from adasim.models import load_backbone
+from adasim.use.embed import Embedding
+from adasim.use.sheet import contact_sheet
+
+
+@pytest.fixture
+def run(make_run: Callable[..., Path]) -> Path:
+    return make_run()
+
+
+def one_by_one(run: Path, photos: Path) -> dict[str, torch.Tensor]:
+    """The oracle: each photo alone through the encoder and its transform."""
+    encoder = load_backbone(run)
+    with torch.no_grad():
+        return {
+            str(path.relative_to(photos)): encoder(encoder.transform(Image.open(path))[None])[0]
+            for path in sorted(photos.rglob("*.png"))
+        }
+
+
+def agrees(found: Embedding, expected: dict[str, torch.Tensor]) -> bool:
+    wanted = torch.stack([expected[name] for name in found.files])
+    return len(found) == len(expected) and torch.allclose(found.features, wanted, atol=1e-5)
+
+
+def test_each_row_is_the_feature_of_the_file_beside_it(run: Path, photos: Path) -> None:
+    found = adasim.embed(run, photos, workers=0)
+    assert agrees(found, one_by_one(run, photos))
+    assert found.labels is not None
+    assert [found.classes[label] for label in found.labels] == [name[0] for name in found.files]
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet", "npy"])
+def test_every_kind_of_file_holds_features_names_and_labels(
+    ending: str, run: Path, photos: Path, tmp_path: Path
+) -> None:
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    out = tmp_path / f"features.{ending}"
+    main(["embed", str(run), "--data", str(photos), "--out", str(out), "--workers", "0"])
+    if ending == "npz":
+        held = np.load(out)  # without pickles
+        values, files = held["features"], held["files"].tolist()
+        labels = held["classes"][held["labels"]].tolist()
+    elif ending == "parquet":
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(out)
+        values, files = np.stack(table["features"].to_numpy()), table["file"].to_pylist()
+        labels = table["label"].to_pylist()
+        assert b"0.4" in table.schema.metadata[b"transform"]
+    else:
+        values = np.load(out)
+        rows = list(csv.DictReader(out.with_suffix(".csv").open()))
+        files, labels = [row["file"] for row in rows], [row["label"] for row in rows]
+    assert values.dtype == np.float32
+    assert agrees(Embedding(torch.from_numpy(values), files, None, [], {}), one_by_one(run, photos))
+    assert labels == [name[0] for name in files]
+
+
+def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "a" / "02.png").write_bytes(b"no image")  # in the part that is kept
+    real, encode, seen = features.FeatureCache.features, features.encode, []
+
+    def in_fives(*arguments: Any, **options: Any) -> Any:
+        return real(*arguments, **(options | {"batch_size": 5}))
+
+    def counted(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
+        seen.append(len(views))
+        return encode(backbone, views, kind)
+
+    monkeypatch.setattr(features.FeatureCache, "features", in_fives)
+    monkeypatch.setattr(features, "encode", counted)
+    whole = adasim.embed(run, photos, tmp_path / "whole.npz", workers=0, cache=False)
+    assert seen == [4, 5, 2]
+    assert len(whole.unreadable) == 1
+
+    def dies_in_the_third_batch(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
+        seen.append(len(views))
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(backbone, views, kind)
+
+    seen.clear()
+    child = os.fork()
+    if child == 0:
+        try:
+            kept.KEEP_S = 0.0  # after every batch
+            features.encode = dies_in_the_third_batch
+            adasim.embed(run, photos, workers=0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    (parts,) = (run / "features").iterdir()
+    assert len(names(parts)) == 2
+    seen.clear()
+    adasim.embed(run, photos, tmp_path / "again.npz", workers=0)
+    assert seen == [2]
+    assert (tmp_path / "again.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    assert [path.suffix for path in (run / "features").iterdir()] == [".safetensors"]
+    seen.clear()
+    adasim.embed(run, photos, tmp_path / "third.npz", workers=0)
+    assert seen == []  # made once
+
+
+def test_an_interrupted_pass_keeps_what_it_has_and_parts_made_otherwise_are_not_mixed_in(
+    run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, calls = features.encode, []
+
+    def stops(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
+        calls.append(len(views))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return encode(backbone, views, kind)
+
+    real = features.FeatureCache.features
+    monkeypatch.setattr(
+        features.FeatureCache, "features", lambda *a, **o: real(*a, **(o | {"batch_size": 5}))
+    )
+    monkeypatch.setattr(features, "encode", stops)
+    with pytest.raises(KeyboardInterrupt):
+        adasim.embed(run, photos, workers=0)
+    (parts,) = (run / "features").iterdir()
+    assert names(parts) == ["000000000000-000000000005.safetensors"]
+    monkeypatch.setattr(features.FeatureCache, "features", real)  # in batches of 256 now
+    found = adasim.embed(run, photos, workers=0)
+    assert calls[2:] == [12]
+    monkeypatch.setattr(features, "encode", encode)
+    assert agrees(found, one_by_one(run, photos))
+
+
+def test_images_that_cannot_be_read_are_left_out_and_named(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("a/00.png", "b/07.png"):
+        (photos / name).write_bytes(b"no image")
+    main(["embed", str(run), "--data", str(photos), "--out", str(tmp_path / "f.npz"), "--workers", "0"])
+    said = capsys.readouterr().out
+    assert "2 images cannot be read and are left out" in said
+    assert "features of 10 images" in said
+    assert len(np.load(tmp_path / "f.npz")["files"]) == 10
+
+
+def test_bad_output_is_refused_before_any_work(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["embed", str(run), "--data", str(photos), "--out"]
+    assert "must end in .npz, .parquet or .npy" in refusal([*words, str(tmp_path / "f.txt")], capsys)
+    assert "There is no folder" in refusal([*words, str(tmp_path / "no" / "f.npz")], capsys)
+    (tmp_path / "f.csv").write_text("mine")
+    assert "f.csv is there already" in refusal([*words, str(tmp_path / "f.npy")], capsys)
+    assert (tmp_path / "f.csv").read_text() == "mine"
+    assert not (run / "features").exists()
+    main([*words, str(tmp_path / "f.npy"), "--overwrite", "--workers", "0"])
+    assert (tmp_path / "f.csv").read_text().startswith("file,label\n")
+
+
+def test_names_of_any_bytes_are_written(run: Path, photos: Path, tmp_path: Path) -> None:
+    strange = os.fsencode(photos) + b'/a/caf\xe9, "x".png'
+    os.rename(photos / "a" / "00.png", strange)
+    for ending in ("npz", "npy", "parquet"):
+        if ending == "parquet":
+            pytest.importorskip("pyarrow")
+        adasim.embed(run, photos, tmp_path / f"f.{ending}", workers=0)
+    with (tmp_path / "f.csv").open(errors="surrogateescape") as file:
+        assert 'a/caf\udce9, "x".png' in [row["file"] for row in csv.DictReader(file)]
+    assert 'a/caf\udce9, "x".png' in np.load(tmp_path / "f.npz")["files"].tolist()
+
+
+def test_the_most_similar_are_those_of_a_brute_force(run: Path, photos: Path, tmp_path: Path) -> None:
+    alone = one_by_one(run, photos)
+    query = photos / "b" / "03.png"
+    scores = {
+        name: float(normalize(f, dim=0) @ normalize(alone["b/03.png"], dim=0)) for name, f in alone.items()
+    }
+    wanted = sorted((name for name in scores if name != "b/03.png"), key=lambda name: -scores[name])
+    found = adasim.similar(run, query, photos, k=4, workers=0)
+    assert found.files == wanted[:4]
+    assert found.scores == pytest.approx([scores[name] for name in wanted[:4]], abs=1e-5)
+    copy = tmp_path / "copy.png"
+    copy.write_bytes(query.read_bytes())
+    assert adasim.similar(run, copy, photos, k=1, workers=0).files == [
+        "b/03.png"
+    ]  # another file, the same image
+    with Image.open(query) as image:
+        assert adasim.similar(run, image, photos, k=1, workers=0).scores == pytest.approx([1.0], abs=1e-5)
+    assert len(adasim.similar(run, query, photos, k=50, workers=0)) == 11
+
+
+def test_similar_prints_a_table_draws_a_picture_and_uses_what_embed_kept(
+    run: Path,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adasim.embed(run, photos, workers=0)
+    monkeypatch.setattr("adasim.eval.features.extract", None)  # another pass would break here
+    monkeypatch.chdir(tmp_path)
+    words = ["similar", str(run), str(photos / "b" / "03.png"), "--in", str(photos), "-k", "3"]
+    main(words)
+    said = capsys.readouterr().out
+    found = adasim.similar(run, photos / "b" / "03.png", photos, k=3)
+    for name, score in zip(found.files, found.scores, strict=True):
+        assert name in said
+        assert f"{score:.4f}" in said
+    main(words)
+    assert {"03-similar.png", "03-similar-2.png"} <= set(names(tmp_path))  # nothing is overwritten
+    with Image.open("03-similar.png") as picture:
+        assert picture.format == "PNG"
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24) or []}
+        assert len(colours) > 1000  # photos, not only captions
+    Path("mine.png").write_text("mine")
+    assert "is there already" in refusal([*words, "--out", "mine.png"], capsys)
+    assert "must end in .png" in refusal([*words, "--out", "mine.jpg"], capsys)
+    assert "cannot be read: the file is gone" in refusal(
+        ["similar", str(run), "no.png", "--in", str(photos)], capsys
+    )
+
+
+def test_a_sheet_of_one_answer_and_of_a_vanished_file_is_drawn(
+    run: Path, photos: Path, tmp_path: Path
+) -> None:
+    found = adasim.similar(run, photos / "b" / "03.png", photos, k=1, workers=0)
+    (photos / found.files[0]).unlink()
+    contact_sheet(
+        tmp_path / "sheet.png", found, "a name that is far too long for the room below an image.png"
+    )
+    with Image.open(tmp_path / "sheet.png") as picture:
+        assert picture.width > picture.height
+
+
+def test_the_commands_help_needs_no_torch() -> None:
+    script = (
+        "import sys\nfrom adasim.cli.main import main\n"
+        "for name in ('embed', 'similar', 'export'):\n"
+        "    try:\n        main([name, '--help'])\n    except SystemExit:\n        pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"adasim {name} [-h]" in done.stdout for name in ("embed", "similar", "export"))

@@ -1,0 +1,205 @@
+"""An exported encoder gives our features under the library that it was written for, from the same image file."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from helpers import names, refusal, snapshot
+from PIL import Image
+from torch import Tensor
+
+import adasim
+from adasim.cli.main import main
+from adasim.eval.results import read_results
+from adasim.models import Backbone, load_backbone
+
+REAL = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime", "pt2": "torch"}
+MODELS: dict[str, dict[str, Any]] = {
+    "vit": {"model": "vit_mini", "size": 80},  # above 64 pixels: resized to 91, and the centre cut out
+    "no_pool": {"model": "resnet_tiny", "size": 16},
+    "3x3": {"model": "resnet18", "size": 32, "small_stem": True},
+}
+
+
+@pytest.fixture
+def in_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Work in an export's folder, as its README tells people to, with nothing left behind."""
+    before = set(sys.modules)
+
+    def go(folder: Path) -> None:
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+
+    yield go
+    for name in set(sys.modules) - before:
+        if name in ("transform", "adasim_model") or name.startswith("transformers_modules"):
+            del sys.modules[name]
+
+
+def by_the_card(folder: Path) -> Tensor:
+    """What the lines of the model card compute of photo.jpg."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    known: dict[str, Any] = {}
+    with torch.no_grad():
+        exec(code, known)
+    return torch.as_tensor(known["features"])
+
+
+@pytest.mark.parametrize(
+    ("to", "kind"),
+    [
+        *(("timm", kind) for kind in MODELS),
+        *(("hf", "vit"), ("hf", "3x3")),
+        pytest.param("onnx", "vit", marks=pytest.mark.slow),
+        pytest.param("pt2", "vit", marks=pytest.mark.slow),
+    ],
+)
+def test_the_model_card_s_lines_give_our_features_of_a_photo(
+    to: str,
+    kind: str,
+    make_run: Callable[..., Path],
+    photos: Path,
+    tmp_path: Path,
+    in_folder: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip(REAL[to])
+    if to == "hf":
+        import transformers.dynamic_module_utils as dynamic
+
+        monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    run = make_run(**MODELS[kind])
+    folder = adasim.export(run, to)
+    assert folder == tmp_path / f"run-{to}"
+    photo = photos / "a" / "04.png"
+    (folder / "photo.jpg").write_bytes(photo.read_bytes())
+    ours = adasim.embed(run, photos, workers=0, cache=False)
+    own = ours.features[ours.files.index("a/04.png")]
+    in_folder(folder)
+    theirs = by_the_card(folder)[0]
+    assert own.abs().max() > 0.01
+    assert torch.allclose(own, theirs, atol=1e-4, rtol=0), (own - theirs).abs().max()
+    any_batch = {"onnx": check_onnx, "pt2": check_pt2}
+    if to in any_batch:
+        any_batch[to](folder, load_backbone(run))
+
+
+def check_onnx(folder: Path, encoder: Backbone) -> None:
+    """Any number of images, and what to do to them in the file's metadata."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    for count in (1, 7):
+        pixels = torch.randn(count, 3, encoder.transform.size, encoder.transform.size)
+        (features,) = session.run(None, {"pixels": pixels.numpy()})
+        assert torch.allclose(torch.from_numpy(features), encoder(pixels), atol=1e-4, rtol=0)
+    said = json.loads(session.get_modelmeta().custom_metadata_map["pretrained_cfg"])
+    assert said == encoder.transform.to_timm() | {"crop_mode": "center"}
+
+
+def check_pt2(folder: Path, encoder: Backbone) -> None:
+    extra = {"pretrained_cfg.json": ""}
+    program = torch.export.load(folder / "model.pt2", extra_files=extra)
+    assert json.loads(extra["pretrained_cfg.json"]) == encoder.transform.to_timm() | {"crop_mode": "center"}
+    for count in (1, 7):
+        pixels = torch.randn(count, 3, encoder.transform.size, encoder.transform.size)
+        assert torch.allclose(program.module()(pixels), encoder(pixels), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("to", ["timm", "hf"])
+def test_the_library_s_own_transform_travels_in_the_configuration(
+    to: str, make_run: Callable[..., Path], photos: Path
+) -> None:
+    """To the bit where nothing is resized; PIL rounds a few pixels to the next level where something is."""
+    run = make_run(model="vit_mini", size=80)
+    encoder = load_backbone(run)
+    folder = adasim.export(run, to)
+    if to == "timm":
+        net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        transform = timm.data.create_transform(**timm.data.resolve_model_data_config(net))
+    else:
+        transformers = pytest.importorskip("transformers")
+        net = transformers.AutoModel.from_pretrained(folder).eval()
+        processor = transformers.AutoImageProcessor.from_pretrained(folder)
+        transform = lambda image: processor(image)["pixel_values"][0]  # noqa: E731
+    photo = Image.open(photos / "a" / "04.png")
+    for image, tolerance in [(photo.resize((91, 91)), 1e-4), (photo, 5e-3)]:
+        with torch.no_grad():
+            own, theirs = encoder(encoder.transform(image)[None]), net(transform(image)[None])
+        theirs = theirs if to == "timm" else theirs.pooler_output
+        assert torch.allclose(own, theirs, atol=tolerance, rtol=0), (own - theirs).abs().max()
+
+
+def test_the_card_tells_data_recipe_and_the_figures_of_these_weights_alone(
+    make_run: Callable[..., Path], photos: Path, tmp_path: Path
+) -> None:
+    run, other = make_run(), make_run("other", model="vit_mini", size=32)
+    adasim.evaluate(run, "views", data=str(photos), workers=0, no_cache=True)
+    adasim.evaluate(other, "views", data=str(photos), workers=0, no_cache=True, results=run / "results.jsonl")
+    (figure,) = [f"{result.value:.2f}" for result in read_results(run) if result.model["name"] == "run"]
+    card = (adasim.export(run, "timm") / "README.md").read_text()
+    assert f"- own views (top-1) on photos: {figure}\n" in card
+    assert "are of other weights, and left out here: 1." in card
+    assert "Trained on 12 images of `photos` without looking at labels, by SimSiam" in card
+    assert "a window of 10 epochs, support K = 3, temperature 0.2" in card
+    assert "none is complete yet" in card
+    assert str(tmp_path) not in card  # whoever publishes it tells nobody where their photos lie
+
+
+def test_what_is_there_is_replaced_only_when_asked_and_only_an_export(
+    make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = make_run(), tmp_path / "out"
+    words = ["export", str(run), "--to", "timm", "--out", str(out)]
+    main(words)
+    before = snapshot(out)
+    assert "is there already. Replace it with --overwrite" in refusal(words, capsys)
+    assert snapshot(out) == before
+    (out / "adasim_model.py").unlink()
+    main([*words, "--overwrite"])
+    assert "adasim_model.py" in names(out)
+    (out / "thesis.txt").write_text("years of work")
+    assert "it holds thesis.txt" in refusal([*words, "--overwrite"], capsys)
+    assert (out / "thesis.txt").exists()
+    photos = tmp_path / "precious"
+    photos.mkdir()
+    (photos / "README.md").write_text("my notes")
+    assert "is not an export alone" in refusal([*words[:-1], str(photos), "--overwrite"], capsys)
+    assert names(photos) == ["README.md"]
+    assert not [name for name in names(tmp_path) if name.endswith("adasim-tmp")]
+
+
+def test_a_model_that_a_library_cannot_take_is_refused_in_a_sentence_and_leaves_nothing(
+    make_run: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = make_run()
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # as if it were not installed
+    message = refusal(["export", str(run), "--to", "onnx"], capsys)
+    assert "--to onnx needs onnxscript, which is not installed: pip install 'adasim[export]'" in message
+    assert not (tmp_path / "run-onnx").exists()
+    assert not [name for name in names(tmp_path) if name.endswith("adasim-tmp")]
+    assert "no run folder and no file" in refusal(["export", "nothing", "--to", "timm"], capsys)
+
+
+def test_a_plain_file_and_a_loaded_encoder_are_exported_too(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    (run / "backbone.safetensors").rename(tmp_path / "mine.safetensors")
+    folder = adasim.export(tmp_path / "mine.safetensors", "timm")
+    assert folder == tmp_path / "mine-timm"
+    assert "No run folder was at hand" in (folder / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    folder = adasim.export(load_backbone(tmp_path / "mine.safetensors"), "timm")
+    assert (tmp_path / folder / "model.safetensors").exists()
