@@ -254,9 +254,9 @@ class Config:
     """Random seed."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Autocast type of the forward pass on an accelerator; a CPU always runs fp32. fp16 scales the loss, and becomes
-    fp32 on devices that cannot."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Of the networks on an accelerator; a CPU always runs fp32. bf16 and fp16: autocast; fp16 scales the loss, and
+    becomes fp32 on devices that cannot. tf32: fp32 with shortened factors in matrix products, on NVIDIA's GPUs."""
     compile: bool = False
     """Compile the encoders with torch.compile: slow first steps, faster ones after. Rounding differs slightly."""
     deterministic: bool = False

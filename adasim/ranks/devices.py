@@ -52,8 +52,10 @@ def claim_device(store: dist.Store, device: torch.device) -> None:
 
 
 def working_precision(precision: str, device: torch.device) -> str:
-    """`precision`, or fp32 where that cannot be had: on a CPU, and for fp16 where losses cannot be scaled."""
-    if device.type == "cpu" or (precision == "fp16" and not _can_scale_losses(device)):
+    """`precision`, or fp32 where that cannot be had: a CPU has no other, tf32 is CUDA's, fp16 needs scaled losses."""
+    if device.type == "cpu" or (precision == "tf32" and device.type != "cuda"):
+        return "fp32"
+    if precision == "fp16" and not _can_scale_losses(device):
         return "fp32"
     return precision
 
@@ -65,9 +67,23 @@ def build_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The forward pass in a `working_precision`. Not every kind of device knows autocast; all know fp32."""
-    if precision == "fp32":
+    if precision in ("fp32", "tf32"):
         return nullcontext()
     return torch.autocast(device.type, torch.float16 if precision == "fp16" else torch.bfloat16)
+
+
+@contextmanager
+def tf32_products(wanted: bool) -> Iterator[None]:
+    """In the block, if wanted, matrix products take TF32 factors; the neighbour memory's own stay exact."""
+    if not wanted:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def _kept_bytes(method: nn.Module, config: Config, images: int, channels: int) -
             kept[storage._cdata] = storage.nbytes(), storage
         return x
 
-    mixed = torch.autocast("cpu", torch.bfloat16, enabled=config.precision != "fp32")
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=config.precision in ("bf16", "fp16"))
     with mixed, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         method(_views(config, images, channels), 0)
     return sum(size for size, _ in kept.values())

@@ -14,7 +14,7 @@ from adasim.data import ImagesLike, PairLoader, check_same_data, describe, recor
 from adasim.data.sources.handed import source_of
 from adasim.data.sources.record import listing_file
 from adasim.errors import UserError
-from adasim.ranks.devices import deterministic
+from adasim.ranks.devices import deterministic, tf32_products, working_precision
 from adasim.ranks.processes import Distributed
 from adasim.runs.folder import RunFolder
 from adasim.runs.settings import check_same, decisive
@@ -59,6 +59,7 @@ def pretrain(
     if resume and overwrite:
         raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
     with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
+        stack.enter_context(tf32_products(working_precision(config.precision, ranks.device) == "tf32"))
         resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():

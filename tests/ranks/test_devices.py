@@ -20,7 +20,15 @@ from adasim.config import ViewsConfig
 from adasim.data.views.batched import BatchedViews
 from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory
-from adasim.ranks.devices import autocast, claim_device, deterministic, pick_device, working_precision
+from adasim.neighbors.precision import ieee_products
+from adasim.ranks.devices import (
+    autocast,
+    claim_device,
+    deterministic,
+    pick_device,
+    tf32_products,
+    working_precision,
+)
 from adasim.ranks.processes import Distributed
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.monitor import rankme
@@ -161,6 +169,21 @@ def test_deterministic_algorithms_are_asked_for_and_given_back(monkeypatch: pyte
     assert torch.backends.cudnn.benchmark
     with deterministic(False):
         assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_tf32_is_for_cudas_networks_and_not_for_the_search() -> None:
+    assert working_precision("tf32", torch.device("cpu")) == "fp32"
+    assert working_precision("tf32", torch.device("mps")) == "fp32"
+    assert working_precision("tf32", torch.device("cuda")) == "tf32"
+    before = torch.get_float32_matmul_precision()
+    with tf32_products(True):
+        assert torch.get_float32_matmul_precision() == "high"
+        with ieee_products(torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+    with tf32_products(False):
+        assert torch.get_float32_matmul_precision() == before
 
 
 def test_memory_and_views_have_deterministic_forms_on_a_device() -> None:
