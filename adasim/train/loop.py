@@ -68,14 +68,10 @@ class Training:
         self.unreadable_list = UnreadableList(run.path, images)
         self.notes = [*run.notes, *run.version_changes()]
         if state.precision != config.precision and ranks.device.type != "cpu":
-            why = (
-                "has no TF32"
-                if config.precision == "tf32"
-                else "cannot scale losses, without which small gradients vanish"
-            )
-            self.notes.append(
-                f"{ranks.device} {why}: this run uses {state.precision} instead of {config.precision}."
-            )
+            why = "has no TF32"
+            if config.precision != "tf32":
+                why = f"cannot scale losses, without which {config.precision} loses small gradients"
+            self.notes.append(f"{ranks.device} {why}: this run uses {state.precision}.")
         self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks, run.id)
         checkpoint = self.store.load_latest()
         with ranks.together():
