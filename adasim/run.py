@@ -85,6 +85,11 @@ class Run:
         load_memory(memory, checkpoint)
         return memory
 
+    @property
+    def data_fingerprint(self) -> str | None:
+        """`ImageSet.fingerprint` of the images that the run began with, if it is on record."""
+        return self._folder.facts.get("fingerprint")
+
     def images(self, split: str = "train") -> ImageSet:
         """The run's images, opened as it opens them; "test" for the test images of the same source."""
         self._folder.check_source()

@@ -10,14 +10,14 @@ PACKAGE = Path(adasim.__file__).parent
 
 FLOORS: list[set[str]] = [
     {
-        *("errors", "files", "fields", "seeding", "terminal", "interrupts", "units", "rgb"),
+        *("errors", "files", "fields", "seeding", "terminal", "interrupts", "units", "rgb", "spreadsheet"),
         *("registry", "config", "schedules", "ranks"),
     },
     {"neighbors", "data", "models"},
     {"methods"},
     {"runs"},
     {"train", "eval"},
-    {"api", "run", "recipes", "plots", "plan", "demo", "cli", "__main__"},
+    {"api", "run", "recipes", "plots", "plan", "demo", "explore", "cli", "__main__"},
 ]
 """From the ground up. Rooms of one floor do not know each other, except on the ground floor and on the top one."""
 
