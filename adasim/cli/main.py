@@ -4,6 +4,7 @@
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
     adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
     adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
+    adasim explore RUN                                a page of neighbours, duplicates, wrong labels; any encoder, too
     adasim plan --images 14000000 --ranks 8           what a run of that size needs, before you start it
 
 Bad input gets one sentence and exit code 2. What a signal stopped ends with 128 + its number: 130 after Ctrl-C.
@@ -50,6 +51,13 @@ def evaluate(arguments: Sequence[str]) -> None:
     run(arguments)
 
 
+def explore(arguments: Sequence[str]) -> None:
+    """`adasim explore ...`"""
+    from adasim.cli.explore import main as run
+
+    run(arguments)
+
+
 def plan(arguments: Sequence[str]) -> None:
     """`adasim plan`"""
     from adasim.plan import main as show_plan
@@ -61,6 +69,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "demo": (demo, "two minutes on generated images: pretrain, then k-NN accuracy"),
     "pretrain": (pretrain, "pretrain an encoder on your images, or resume a run"),
     "eval": (evaluate, "measure an encoder: k-NN, linear, few-shot, segmentation; compare runs"),
+    "explore": (explore, "a page to go through neighbours, duplicates, wrong labels and outliers"),
     "plan": (plan, "memory, traffic and arithmetic of a run before you start it"),
 }
 
