@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim.config import Config
-from adasim.data import ImageSet, open_images
+from adasim.data import ImageSet, leave_out, open_images
 from adasim.eval.results import RESULTS_FILE, Result, read_results
 from adasim.models import Backbone, load_backbone
 from adasim.neighbors import NeighborMemory
@@ -93,7 +93,8 @@ class Run:
     def images(self, split: str = "train") -> ImageSet:
         """The run's images, opened as it opens them; "test" for the test images of the same source."""
         self._folder.check_source()
-        return open_images(self.config.data.source, size=self.config.views.size, split=split)
+        images = open_images(self.config.data.source, size=self.config.views.size, split=split)
+        return leave_out(images, self.config.data.exclude)
 
 
 def load_run(path: str | Path) -> Run:

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from adasim import terminal
 from adasim.config import Config
-from adasim.data import ImagesLike, PairLoader, as_images, check_same_data, describe, open_images, record
+from adasim.data import (
+    ImagesLike,
+    PairLoader,
+    as_images,
+    check_same_data,
+    describe,
+    leave_out,
+    open_images,
+    record,
+)
 from adasim.data.sources.handed import source_of
 from adasim.errors import UserError
 from adasim.ranks.devices import deterministic
@@ -64,6 +73,7 @@ def pretrain(
             else:
                 images = as_images(data, size=config.views.size)
                 config = replace(config, data=replace(config.data, source=source_of(data)))
+            images = leave_out(images, config.data.exclude)
             config.check(len(images), images.labels is not None)
         if ranks.is_main:
             say(describe(images))

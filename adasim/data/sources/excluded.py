@@ -89,6 +89,11 @@ class Excluded(ImageSet):
         return hashlib.sha256((self._images.cache_key() + kept).encode()).hexdigest()
 
 
+def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
+    """The images without those that a file of verdicts rejects; all of them where no file is named."""
+    return without_rejected(images, read_rejected(verdicts)) if verdicts else images
+
+
 def without_rejected(images: ImageSet, rejected: set[str]) -> ImageSet:
     """The images that are not rejected; the same object where none is."""
     kept = torch.tensor(
