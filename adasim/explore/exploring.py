@@ -17,7 +17,8 @@ def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
     if looks.unreadable:
         some = next(iter(looks.unreadable.values()))
         say(f"{len(looks.unreadable):,} images cannot be read and have no thumbnail, as {some}.")
-    findings = hunt(collection, opened.support, opened.features, looks)
+    remembered = len(collection) if opened.remembered is None else opened.remembered
+    findings = hunt(collection, opened.support, opened.features, looks, remembered)
     sets = collection.sets
     source = sets[0].place or sets[0].name
     if sets[0].split and sets[0].place.endswith(sets[0].split):
@@ -31,4 +32,5 @@ def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
         source=source,
         origin=opened.origin,
         windowed=opened.windowed,
+        remembered=remembered,
     )

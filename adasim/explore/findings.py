@@ -48,11 +48,14 @@ class Findings:
     popularity: Tensor
 
 
-def hunt(collection: Collection, support: Support, features: Tensor, looks: Looks) -> Findings:
+def hunt(
+    collection: Collection, support: Support, features: Tensor, looks: Looks, remembered: int | None = None
+) -> Findings:
     """Run every hunt.
 
     Args:
         features: (N, D), one centred view of every image; NaN for one that cannot be read.
+        remembered: only so many images, the first ones, could become anybody's neighbour, and so be lonely.
     """
     distances, ids = nearest_others(features, NEAREST)
     readable = torch.tensor([bool(found) for found in looks.hashes])
@@ -79,6 +82,7 @@ def hunt(collection: Collection, support: Support, features: Tensor, looks: Look
         suspects = wrong_labels(mass, labels, ratio)
         cells = confusion(support, labels)
     odd, excess = surprising(support)
+    alone = lonely(support, distances[:, 0]) if distances.shape[1] else torch.empty(0, dtype=torch.int64)
     return Findings(
         groups=groups,
         suspects=suspects,
@@ -88,7 +92,7 @@ def hunt(collection: Collection, support: Support, features: Tensor, looks: Look
         confusion=cells,
         surprising=odd,
         excess=excess,
-        lonely=lonely(support, distances[:, 0]) if distances.shape[1] else torch.empty(0, dtype=torch.int64),
+        lonely=alone[alone < (len(collection) if remembered is None else remembered)],
         nearest=ids[:, 0] if ids.shape[1] else torch.full((len(collection),), -1),
         distance=distances[:, 0] if distances.shape[1] else unknown,
         popularity=popularity(support),

@@ -18,9 +18,9 @@ from adasim.data import ImageSet, Unreadable
 
 SMALL = 32
 """Side in pixels of the thumbnails that duplicates are compared by."""
-TILE = 80
+TILE = 112
 """Side in pixels of the largest thumbnail on the page."""
-COLUMNS = 6
+COLUMNS = 4
 """Tiles in a row, and rows, of a sheet: small sheets, since a list of findings jumps between many of them."""
 _LOSSLESS = 48  # tiles up to this side keep every pixel
 _CHUNK = 512  # images read at a time

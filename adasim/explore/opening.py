@@ -73,6 +73,9 @@ class Opened:
     origin: str
     windowed: bool = True
     """Whether the support comes from several views of an image, so that an image may miss itself."""
+    remembered: int | None = None
+    """How many images, the first ones, could become anybody's neighbour; None: all. A run's memory knows its training
+    images alone."""
 
 
 def open_run(path: str | Path, options: Options, say: Say, *, images: ImageSet | None = None) -> Opened:
@@ -108,7 +111,7 @@ def open_run(path: str | Path, options: Options, say: Say, *, images: ImageSet |
     origin = (
         f"the last {epochs} epochs of the run {Path(path).resolve().name} (K = {memory.k}, tau = {tau:g})"
     )
-    return Opened(collection, support, features, origin)
+    return Opened(collection, support, features, origin, remembered=len(train))
 
 
 def open_backbone(model: str, data: str, options: Options, say: Say) -> Opened:

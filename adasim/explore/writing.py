@@ -60,6 +60,8 @@ class Exploration:
     origin: str
     """Where the supports come from, in words."""
     windowed: bool = True
+    remembered: int = 0
+    """How many images, the first ones, could become anybody's neighbour."""
 
 
 # ---- the page ----
@@ -148,6 +150,7 @@ def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[
         "source": printable(found.source),
         "origin": printable(found.origin),
         "windowed": found.windowed,
+        "remembered": found.remembered,
         "fingerprint": collection.fingerprint(),
         "count": len(collection),
         "train": len(collection.sets[0]),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from explore.explored import HOSTILE, Explored, explored
 
+from adasim.explore.looks import COLUMNS
 from adasim.spreadsheet import to_csv
 from adasim.terminal import printable
 
@@ -294,6 +295,6 @@ def test_without_labels_the_label_view_says_why_it_is_empty(browser: Any, tmp_pa
             return image.naturalWidth;
         }"""
     )
-    assert loaded == 6 * 32
+    assert loaded == COLUMNS * 32
     assert tab.complaints == []
     page.close()

@@ -51,7 +51,6 @@ function listView(view, params) {
     (!params.q || matches(item, params.q)) && (!from || item.row.label === from) &&
     (!to || item.row.suggested === to) && (!params.kind || item.row.kind === params.kind) &&
     (!params.show || (params.show === "open") !== reviewed(name, item)));
-  const done = all.filter((item) => reviewed(name, item)).length;
   const progress = h("p", { class: "progress", id: "progress" });
   const tell = () => {
     const now = all.filter((item) => reviewed(name, item)).length;
@@ -66,7 +65,7 @@ function listView(view, params) {
     [["", "every kind"], ["exact", "exact"], ["near", "near"], ["same scene", "same scene"]], "Kind") : null,
   from || to ? h("a", { class: "chip", href: address(name) }, text(`${from || "any"} → ${to || "any"}`), " ✕",
     h("span", { class: "hidden" }, " (remove the filter)")) : null);
-  const head = [h("h2", {}, view.title), h("p", { class: "lead" }, view.lead), filters];
+  const head = [h("h2", {}, view.title), h("p", { class: "lead" }, view.lead), ...(all.length ? [filters] : [])];
   if (!items.length) {
     const nothing = all.length ? "Nothing in this list fits the filter." : view.none;
     return { nodes: [...head, h("p", { class: "empty" }, nothing, from ? " " : "",
@@ -96,7 +95,7 @@ function listView(view, params) {
     if (button || !event.target.closest("a")) feed.move(index, !button);
     if (button) judge(Number(button.dataset.place));
   });
-  return { nodes: [...head, feed.element], feed, items, judge, refresh: () => { feed.refresh(); tell(); }, done };
+  return { nodes: [...head, feed.element], feed, items, judge, refresh: () => { feed.refresh(); tell(); } };
 }
 
 function choice(key, params, options, label) {
@@ -107,7 +106,7 @@ function choice(key, params, options, label) {
 }
 
 const choosable = (view, item) => (view === "duplicates" ? item.ids : [item.ids[0], ...strip(item.ids[0])]);
-const strip = (i) => supportOf(i).map(({ id }) => id).filter((id) => id !== i).slice(0, 9);
+const strip = (i) => supportOf(i).map(({ id }) => id).filter((id) => id !== i).slice(0, 8);
 
 function card(view, item, index) {
   const { name } = view;
@@ -133,7 +132,7 @@ function card(view, item, index) {
     if (labelOf(i)) heading.push(h("span", { class: "label" }, text(labelOf(i))));
     if (item.row.suggested) heading.push(h("span", { class: "arrow" }, "→"), h("span", { class: "label new" }, text(item.row.suggested)));
     const own = labelOf(i);
-    const others = supportOf(i).filter(({ id }) => id !== i).slice(0, 9);
+    const others = supportOf(i).filter(({ id }) => id !== i).slice(0, 8);
     const most = Math.max(1e-9, ...others.map(({ p }) => p));
     pictures = [tile(i, { chosen: chosen === i, note: labelOf(i) || shortName(i) }), h("span", { class: "rule" }),
       ...others.map(({ id, p }) => tile(id, { p, most, chosen: id === chosen, differs: own && labelOf(id) !== own }))];

@@ -76,7 +76,8 @@ function around(i) {
       h("div", {}, h("h3", {}, "Its support, the most likely first"),
         grid(support, "Nothing is known of this image: it could not be read, or was never seen."),
         h("h3", {}, `In whose support it stands${theirs.length > 48 ? ` (48 of ${number(theirs.length)})` : ""}`),
-        grid(theirs.slice(0, 48), "In nobody's: it is lonely.")),
+        grid(theirs.slice(0, 48), i < D.remembered ? "In nobody's: it is lonely."
+          : "In nobody's: the run's memory knows its training images alone.")),
     ),
   ];
   const judge = (place) => {
