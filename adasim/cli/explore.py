@@ -14,12 +14,22 @@ from typing import Annotated
 
 import tyro
 from rich.text import Text
+from torch import Tensor
 
 from adasim import terminal
+from adasim.cli.plugins import load_plugins
 from adasim.errors import UserError
 from adasim.explore.exploring import explore
 from adasim.explore.opening import Opened, Options, Say, open_backbone, open_features, open_run
-from adasim.explore.writing import check_atlas, check_csv, check_page, write_atlas, write_csv, write_page
+from adasim.explore.writing import (
+    Exploration,
+    check_atlas,
+    check_csv,
+    check_page,
+    write_atlas,
+    write_csv,
+    write_page,
+)
 
 TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
@@ -45,11 +55,14 @@ class ExploreArguments(Options):
     """Also write a .jsonl file with precomputed neighbours for Embedding Atlas."""
     overwrite: bool = False
     """Replace a page or lists of an earlier exploration."""
+    # Only for the help: `load_plugins` has taken the option out before the others are read.
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """Python files that register methods or kinds of data of your own (docs/extending.md)."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim explore ...`"""
-    asked = tyro.cli(ExploreArguments, args=list(arguments), prog="adasim explore")
+    asked = tyro.cli(ExploreArguments, args=load_plugins(arguments), prog="adasim explore")
     console = terminal.console()
 
     def say(sentence: str) -> None:
@@ -76,17 +89,28 @@ def main(arguments: Sequence[str]) -> None:
     if "wrong-labels" in count:
         say(f"{count['wrong-labels']:,} images whose neighbours carry another label.")
     say(f"{count['surprising']:,} surprising and {count['lonely']:,} lonely images.")
+    try:
+        written = write(asked, page, found, opened.features)
+    except OSError as error:
+        where = error.filename or page or asked.csv
+        raise UserError(
+            f"Cannot write {where}: {error.strerror}. Make room, or choose another place."
+        ) from None
+    if asked.export_atlas is not None:
+        say(f"For Embedding Atlas: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")
+    for path in written:
+        console.print(Text.assemble("  ", str(path)), soft_wrap=True)
+
+
+def write(asked: ExploreArguments, page: Path | None, found: Exploration, features: Tensor) -> list[Path]:
+    """Everything that was asked for; returns what there is now."""
     written: list[Path] = []
     if asked.csv is not None:
         written += write_csv(asked.csv, found.tables)
     if asked.export_atlas is not None:
-        write_atlas(asked.export_atlas, found, opened.features)
+        write_atlas(asked.export_atlas, found, features)
         written.append(asked.export_atlas)
-        say(f"Open it with: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")
-    if page is not None:
-        written += write_page(page, found)
-    for path in written:
-        console.print(Text.assemble("  ", str(path)), soft_wrap=True)
+    return written + (write_page(page, found) if page is not None else [])
 
 
 def check_sources(asked: ExploreArguments) -> None:

@@ -93,19 +93,22 @@ def check_page(page: Path, overwrite: bool) -> None:
 def write_page(page: Path, found: Exploration, *, inline_bytes: int = INLINE_BYTES) -> list[Path]:
     """Write the page, with its thumbnails beside it if it were larger than `inline_bytes`; returns what there is."""
     folder = sheets_folder(page)
-    for old in folder.glob("sheet-*.webp") if folder.is_dir() else ():
-        old.unlink()
+    sheets = found.looks.sheets
     html = render(found, page, None)
-    if len(html) + sum(4 * -(-len(sheet) // 3) + 3 for sheet in found.looks.sheets) > inline_bytes:
+    beside = len(html) + sum(4 * -(-len(sheet) // 3) + 3 for sheet in sheets) > inline_bytes
+    if beside:
         folder.mkdir(exist_ok=True)
-        for number, sheet in enumerate(found.looks.sheets):
-            (folder / f"sheet-{number:05d}.webp").write_bytes(sheet)
-        atomic_write(page, html)
-        return [page, folder]
-    if folder.is_dir():
+        for number, sheet in enumerate(sheets):
+            atomic_write(folder / _sheet_name(number), sheet)
+    atomic_write(page, html if beside else render(found, page, sheets))
+    # What an earlier page had beside it goes last.
+    needed = {_sheet_name(number) for number in range(len(sheets) if beside else 0)}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _SHEET.fullmatch(path.name) and path.name not in needed:
+            path.unlink()
+    if not beside and folder.is_dir():
         folder.rmdir()
-    atomic_write(page, render(found, page, found.looks.sheets))
-    return [page]
+    return [page, folder] if beside else [page]
 
 
 def render(found: Exploration, page: Path, sheets: list[bytes] | None) -> bytes:
@@ -256,6 +259,10 @@ def _components(features: Tensor) -> Tensor:
     _, _, axes = torch.linalg.svd(centred.T @ centred)  # (D, D), symmetric
     found = centred @ axes[:2].T
     return torch.nn.functional.pad(found, (0, 2 - found.shape[1]))
+
+
+def _sheet_name(number: int) -> str:
+    return f"sheet-{number:05d}.webp"
 
 
 def _beginning(path: Path) -> bytes:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from explore.explored import Explored, explored
-from helpers import in_one_line, photos_of_patterns, refusal
+from helpers import fill, in_one_line, photos_of_patterns, refusal, small_disk
 
 from adasim.cli.main import main
-from adasim.explore.writing import as_json
+from adasim.explore.writing import as_json, write_page
 from adasim.spreadsheet import original, read_csv, safe, to_csv
 
 
@@ -225,3 +225,27 @@ def test_an_image_that_cannot_be_read_has_no_thumbnail_and_no_findings_of_its_pi
     assert set(small.found.looks.unreadable) == {torn}
     assert payload(small.page)["unreadable"] == 1
     assert all(torn not in group.members for group in small.found.findings.groups)
+
+
+def test_sheets_beside_a_page_go_when_the_page_needs_them_no_more(small: Explored, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert write_page(page, small.found, inline_bytes=1000) == [page, tmp_path / "page-sheets"]
+    assert len(list((tmp_path / "page-sheets").iterdir())) == len(small.found.looks.sheets)
+    assert payload(page)["sheets"]["inline"] is None
+    assert write_page(page, small.found) == [page]
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert len(payload(page)["sheets"]["inline"]) == len(small.found.looks.sheets)
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_old_page(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(photos / "photos")]
+    with small_disk(photos / "disk", "1m") as disk:
+        page = disk / "page.html"
+        main([*asked, "--out", str(page)])
+        before = page.read_bytes()
+        fill(disk / "full")
+        assert "No space left" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+        assert page.read_bytes() == before
+        assert sorted(path.name for path in disk.iterdir()) == ["full", "page.html"]

@@ -138,9 +138,10 @@ function card(view, item, index) {
       ...others.map(({ id, p }) => tile(id, { p, most, chosen: id === chosen, differs: own && labelOf(id) !== own }))];
   }
   const opinions = name === "wrong-labels" ? h("p", { class: "opinions" },
-    "Second opinions: ", h("b", {}, percent(Number(item.row.agreeing_neighbours))), " of its nearest agree with the label · ",
+    "Second opinions: ", h("b", {}, item.row.agreeing_neighbours ? percent(Number(item.row.agreeing_neighbours)) : "–"), " of its nearest agree with the label · ",
     "SelfClean ratio ", h("b", {}, item.row.distance_ratio ? Number(item.row.distance_ratio).toFixed(2) : "–"),
-    Number(item.row.distance_ratio) < 0.5 ? " (another class is closer)" : " (its own class is closer)") : null;
+    !item.row.distance_ratio ? "" : Number(item.row.distance_ratio) < 0.5 ? " (another class is closer)"
+      : " (its own class is closer)") : null;
   const files = name === "duplicates"
     ? h("p", { class: "files" }, item.ids.slice(0, 3).flatMap((id, n) => [n ? " · " : "", text(nameOf(id))]))
     : h("p", { class: "files" }, text(nameOf(i)), ` · ${splitOf(i)} · image ${i} · ${sizeOf(i)}`);
