@@ -19,6 +19,7 @@ from torch import Tensor
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.errors import UserError
+from adasim.eval.options import Flag
 from adasim.explore.exploring import explore
 from adasim.explore.opening import Opened, Options, Say, open_backbone, open_features, open_run
 from adasim.explore.writing import (
@@ -35,9 +36,8 @@ TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
 
 @dataclass(kw_only=True)
-class ExploreArguments(Options):
-    """Write a page to explore images by their neighbours. It opens from the disk and needs no network; none of your
-    images is changed, moved or deleted."""
+class What:
+    """What is explored, and what is written."""
 
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
     """A run folder: its own images, and the neighbours that it has learned."""
@@ -53,11 +53,17 @@ class ExploreArguments(Options):
     """Write the lists as CSV into this folder, and no page (unless --out names one)."""
     export_atlas: Path | None = None
     """Also write a .jsonl file with precomputed neighbours for Embedding Atlas."""
-    overwrite: bool = False
+    overwrite: Flag = False
     """Replace a page or lists of an earlier exploration."""
     # Only for the help: `load_plugins` has taken the option out before the others are read.
     plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """Python files that register methods or kinds of data of your own (docs/extending.md)."""
+
+
+@dataclass(kw_only=True)
+class ExploreArguments(Options, What):  # in this order `What` comes first in the help
+    """Write a page to explore images by their neighbours. It opens from the disk and needs no network; none of your
+    images is changed, moved or deleted."""
 
 
 def main(arguments: Sequence[str]) -> None:

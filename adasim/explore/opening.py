@@ -18,6 +18,7 @@ from adasim.errors import UserError
 from adasim.eval.encoders import open_encoder
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import encode, frozen, progress_bar
+from adasim.eval.options import Flag
 from adasim.explore.collection import Collection, collect, open_collection, open_test
 from adasim.explore.support import Support, support_of_features, support_of_memory, with_more
 from adasim.models import Backbone
@@ -43,13 +44,13 @@ class Options:
     """Temperature of p_win."""
     size: int | None = None
     """Side in pixels of what the encoder sees; its own by default."""
-    random_weights: bool = False
+    random_weights: Flag = False
     """Explore with an untrained model of that name."""
     device: str = "auto"
     """Where the encoder runs: auto, cpu, cuda, ..."""
     workers: int = 2
     """Processes that read images from files."""
-    no_cache: bool = False
+    no_cache: Flag = False
     """Make features anew and keep none."""
     seed: int = 0
     """Random seed of the augmented passes."""

@@ -20,6 +20,7 @@ from adasim.explore.looks import COLUMNS
 from adasim.spreadsheet import to_csv
 from adasim.terminal import printable
 
+pytestmark = pytest.mark.slow  # it starts a browser
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
