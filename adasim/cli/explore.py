@@ -89,9 +89,8 @@ def main(arguments: Sequence[str]) -> None:
     count = {name: len(table.rows) for name, table in found.tables.items()}
     groups = len(found.findings.groups)
     straddling = sum(group.straddles for group in found.findings.groups)
-    say(
-        f"{groups:,} groups of duplicates{f', {straddling:,} of them in train and test' if straddling else ''}."
-    )
+    leaks = f", {straddling:,} in both train and test" if straddling else ""
+    say(f"{groups:,} {'group' if groups == 1 else 'groups'} of duplicates{leaks}.")
     if "wrong-labels" in count:
         say(f"{count['wrong-labels']:,} images whose neighbours carry another label.")
     say(f"{count['surprising']:,} surprising and {count['lonely']:,} lonely images.")
