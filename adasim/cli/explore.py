@@ -31,6 +31,7 @@ from adasim.explore.writing import (
     write_csv,
     write_page,
 )
+from adasim.run import load_run
 
 TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
@@ -131,7 +132,9 @@ def check_sources(asked: ExploreArguments) -> None:
             f"A run is explored on its own images. For others: adasim explore --backbone {asked.run} "
             f"--data {asked.data}"
         )
-    if given != ["run"] and asked.data is None:
+    if asked.run is not None:
+        load_run(asked.run)  # says so if it is none, before anything is said about its page
+    elif asked.data is None:
         raise UserError(f"--{given[0]} needs --data: which images?")
 
 

@@ -133,6 +133,8 @@ def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
         ([], "What is to be explored"),
         (["RUN", "--backbone", "resnet18"], "one of them alone"),
         (["--backbone", "resnet18"], "--backbone needs --data"),
+        (["nowhere"], "nowhere"),
+        (["photos"], "photos is not"),
         (["RUN", "--data", "photos"], "--backbone RUN --data photos"),
         (["--features", "mine.npz", "--data", "photos", "--out", "page.pdf"], ".html"),
         (["--features", "mine.npz", "--data", "photos", "--out", "nowhere/page.html"], "nowhere"),
