@@ -18,6 +18,7 @@ import argparse
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,25 +84,30 @@ def duplicates_found(groups: list[Group], data: SyntheticImages) -> list[dict[st
     rows: list[dict[str, Any]] = []
     exact = {ordered(pair) for pair in data.planted.duplicates}
     near = {ordered(pair) for pair in data.planted.near_duplicates}
-    for name, kinds, planted in (
-        ("exact", ("exact",), exact),
-        ("near", ("near",), near),
-        ("same scene", ("same scene",), set()),
-        ("exact, near, same scene", ("exact", "near", "same scene"), exact | near),
+    anywhere = pairs_within(groups)
+    for name, planted in (
+        ("exact", exact),
+        ("near", near),
+        ("same scene", set()),
+        ("of any kind", exact | near),
     ):
-        listed = {
-            ordered((i, j))
-            for group in groups
-            if group.kind in kinds
-            for n, i in enumerate(group.members)
-            for j in group.members[n + 1 :]
-        }
+        listed = pairs_within(group for group in groups if name in (group.kind, "of any kind"))
         row = {"hunt": f"duplicates: {name}", "planted": len(planted), "listed": len(listed)}
         if planted:
-            row["recall"] = 100 * len(listed & planted) / len(planted)
+            # An exact copy may stand in a group with a near one: it is found all the same.
+            row["recall"] = 100 * len(anywhere & planted) / len(planted)
             row["precision"] = 100 * len(listed & planted) / max(1, len(listed))
         rows.append(row)
     return rows
+
+
+def pairs_within(groups: Iterable[Group]) -> set[Pair]:
+    return {
+        ordered((i, j))
+        for group in groups
+        for n, i in enumerate(group.members)
+        for j in group.members[n + 1 :]
+    }
 
 
 def speed(images: int, folder: Path) -> list[dict[str, Any]]:

@@ -34,6 +34,8 @@ class Mutual:
     """(P, 2): mutual neighbours, the smaller id first."""
     closeness: Tensor
     """(P,): their distance in parts of their scales' geometric mean."""
+    scale: Tensor
+    """(N,): the distance of each image to the last neighbour that was looked at."""
 
     def threshold(self, deviations: float) -> float:
         """The closeness so many robust standard deviations below the median of all these pairs.
@@ -50,6 +52,10 @@ class Mutual:
     def close(self, deviations: float) -> Tensor:
         """(Q, 2): the mutual neighbours that stand out by so much."""
         return self.pairs[self.closeness < self.threshold(deviations)]
+
+    def would_stand_out(self, pairs: Tensor, distances: Tensor, deviations: float) -> Tensor:
+        """(P,): whether pairs of images, neighbours or not, at these distances are as close as that."""
+        return _closeness(pairs, distances, self.scale) < self.threshold(deviations)
 
 
 @dataclass(frozen=True)
@@ -84,11 +90,10 @@ def mutual_neighbours(distances: Tensor, ids: Tensor, mutual: int = MUTUAL) -> M
     between = torch.empty(len(keys)).index_copy_(0, place, distances[:, : near.shape[1]][listed])
     both = times == 2
     pairs = torch.stack([keys[both] // count, keys[both] % count], 1)
-    if not len(pairs):
-        return Mutual(pairs, torch.empty(0))
-    scale = distances.masked_fill(~torch.isfinite(distances), 0).amax(1).clamp(min=_ROUNDING)
-    closeness = between[both].clamp(min=_ROUNDING) / (scale[pairs[:, 0]] * scale[pairs[:, 1]]).sqrt()
-    return Mutual(pairs, closeness)
+    scale = torch.full((count,), _ROUNDING)
+    if width:
+        scale = torch.maximum(scale, distances.masked_fill(~torch.isfinite(distances), 0).amax(1))
+    return Mutual(pairs, _closeness(pairs, between[both], scale), scale)
 
 
 def looks_as_features(small: Tensor) -> Tensor:
@@ -97,6 +102,13 @@ def looks_as_features(small: Tensor) -> Tensor:
     """
     blurred = F.avg_pool2d(small.float(), 6, stride=4, padding=1, count_include_pad=False)  # (N, 3, 8, 8)
     return _standard(blurred).flatten(1)
+
+
+def coarse_difference(small: Tensor, pairs: Tensor) -> Tensor:
+    """(P,): the cosine distance of two images' `looks_as_features`, or of one's and the other's mirror image."""
+    a, b = looks_as_features(small[pairs[:, 0]]), small[pairs[:, 1]]
+    plain, mirrored = ((a * looks_as_features(view)).sum(1) for view in (b, b.flip(-1)))
+    return (1 - torch.maximum(plain, mirrored)).clamp(min=0)
 
 
 def thumbnail_difference(small: Tensor, pairs: Tensor) -> Tensor:
@@ -129,12 +141,14 @@ def near_and_scenes(features: Mutual, looks: Mutual, small: Tensor) -> tuple[Ten
     """Pairs (P, 2) of near copies and of scenes, how different their thumbnails are, and which are near copies.
 
     Looked at is what stands out among the features or among the blurred thumbnails: an encoder may have learned to
-    tell copies apart, and blurred thumbnails alone cannot tell two skies apart. The thumbnails' detail then decides.
+    tell copies apart, and a mirrored copy looks far away. Near copies must be close by their blurred thumbnails,
+    which cannot tell two skies apart, and agree in detail, in which two brick walls do.
     """
     candidates = torch.cat([features.close(CANDIDATE), looks.close(CANDIDATE)])
     pairs = candidates.unique(dim=0) if len(candidates) else candidates
     differences = thumbnail_difference(small, pairs)
-    near = differences <= DIFFERENCE
+    apart = coarse_difference(small, pairs)
+    near = (differences <= DIFFERENCE) & looks.would_stand_out(pairs, apart, CANDIDATE)
     scenes = {tuple(pair) for pair in features.close(SCENE).tolist()}
     kept = near | torch.tensor([tuple(pair) in scenes for pair in pairs.tolist()], dtype=torch.bool)
     return pairs[kept], differences[kept], near[kept]
@@ -203,6 +217,10 @@ def _joined(links: list[tuple[int, int, float]]) -> list[tuple[list[int], float]
     for i, _, value in links:
         worst[root(i)] = max(worst.get(root(i), _EXACT), value)
     return [(found, worst[key]) for key, found in members.items()]
+
+
+def _closeness(pairs: Tensor, distances: Tensor, scale: Tensor) -> Tensor:
+    return distances.clamp(min=_ROUNDING) / (scale[pairs[:, 0]] * scale[pairs[:, 1]]).sqrt()
 
 
 def _detail(small: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from adasim.explore.duplicates import (
 from adasim.explore.looks import look
 from adasim.explore.support import nearest_others
 
-NONE = Mutual(torch.empty(0, 2, dtype=torch.int64), torch.empty(0))
+NONE = Mutual(torch.empty(0, 2, dtype=torch.int64), torch.empty(0), torch.empty(0))
 
 
 def pictures(n: int, seed: int = 0) -> Tensor:
@@ -46,6 +46,9 @@ def test_mutual_neighbours_are_among_each_others_nearest_measured_by_their_surro
     away = sorted(abs(log - middle) for log in logs)
     deviation = 1.4826 * (away[(len(away) - 1) // 2] + away[len(away) // 2]) / 2
     assert abs(found.threshold(2.0) - math.exp(middle - 2 * deviation)) < 1e-6
+    again = found.would_stand_out(found.pairs, found.closeness * 0, 2.0)
+    assert again.all()
+    assert found.close(2.0).tolist() == found.pairs[found.closeness < found.threshold(2.0)].tolist()
 
 
 def test_the_threshold_scales_with_the_features() -> None:
@@ -130,3 +133,20 @@ def test_planted_copies_among_generated_images_are_found_by_their_looks() -> Non
     planted = {tuple(sorted(pair)) for pair in data.planted.near_duplicates}
     assert len(close & planted) >= 11
     assert len(close & planted) >= 0.6 * len(close)
+
+
+def test_a_mirrored_copy_is_near_if_the_encoder_takes_it_for_the_same() -> None:
+    """By its looks it is far away; the encoder names the pair, and the mirror confirms it."""
+    small = pictures(200)
+    small = torch.cat([small, small[:1].flip(-1)])
+    encoded = features(201, dim=16)
+    encoded[200] = encoded[0] + 0.01
+    by_features = mutual_neighbours(*nearest_others(encoded, 10))
+    by_looks = mutual_neighbours(*nearest_others(looks_as_features(small), 10))
+    pairs, _, near = near_and_scenes(by_features, by_looks, small)
+    assert [0, 200] not in by_looks.close(CANDIDATE).tolist()
+    assert pairs[near].tolist() == [[0, 200]]
+    # With the mirror taken away it is a scene: alike to the encoder alone.
+    small[200] = pictures(1, seed=5)[0]
+    pairs, _, near = near_and_scenes(by_features, by_looks, small)
+    assert [0, 200] in pairs[~near].tolist()
