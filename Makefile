@@ -46,7 +46,13 @@ clean:
 
 .venv/test.stamp: .venv/demo.stamp
 	$(BIN)/pip install --quiet --editable '.[test,test-others]'
+	@$(CHROMIUM) || echo "No Chromium here, and none could be installed: the tests of the explorer's page are skipped."
 	touch $@
+
+# The explorer's page is tested in a real browser, Debian's own.
+CHROMIUM = command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
+	|| $(INSTALL_CHROMIUM) || { apt-get update > /dev/null 2>&1 && $(INSTALL_CHROMIUM); }
+INSTALL_CHROMIUM = DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium > /dev/null 2>&1
 
 # uv knows which versions are the lowest; pip installs them.
 $(LOWEST)/test.stamp: pyproject.toml

@@ -30,6 +30,9 @@ class DataConfig:
     process's share of the machine's cores less one, at most 16. Any number gives the same run."""
     max_unreadable: float = 0.01
     """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
+    exclude: Annotated[str, tyro.conf.arg(aliases=("--exclude",), metavar="VERDICTS.csv")] = ""
+    """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`. A resume
+    reads it again, and refuses another selection."""
     verify: Annotated[bool, tyro.conf.arg(aliases=("--verify-data",))] = False
     """Read every file before training and keep a hash of all its bytes; on a resume, compare them all. Without it,
     modification times and the contents of a sample are compared."""

@@ -13,6 +13,9 @@ from adasim.api import pretrain
 from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
+from adasim.explore.exploring import explore
+from adasim.explore.opening import Options, open_run
+from adasim.explore.writing import write_page
 from adasim.models.transforms import EvalTransform
 from adasim.plots import gallery
 from adasim.recipes import get_recipe
@@ -65,9 +68,12 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     )
     assert run.memory is not None
     gallery(out / "neighbours.png", train, run.memory, tau=config.neighbors.tau, seed=seed)
+    explored = explore(open_run(out, Options(workers=0, no_cache=True), lambda sentence: None))
+    write_page(out / "explore.html", explored)
     for file, what in (
         ("backbone.safetensors", "the encoder: adasim.load_backbone(...), a timm model in .net"),
         ("neighbours.png", "what some images draw their partners from"),
+        ("explore.html", "open it in a browser: neighbours, duplicates, suspicious labels, outliers"),
         ("metrics.jsonl", f"curves; or: tensorboard --logdir {out}"),
     ):
         console.print(Text.assemble(f"  {out / file}  ", (what, "dim")), soft_wrap=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim.config import Config
-from adasim.data import ImageSet, open_images
+from adasim.data import ImageSet, leave_out, open_images
 from adasim.eval.results import RESULTS_FILE, Result, read_results
 from adasim.models import Backbone, load_backbone
 from adasim.neighbors import NeighborMemory
@@ -85,10 +85,16 @@ class Run:
         load_memory(memory, checkpoint)
         return memory
 
+    @property
+    def data_fingerprint(self) -> str | None:
+        """`ImageSet.fingerprint` of the images that the run began with, if it is on record."""
+        return self._folder.facts.get("fingerprint")
+
     def images(self, split: str = "train") -> ImageSet:
         """The run's images, opened as it opens them; "test" for the test images of the same source."""
         self._folder.check_source()
-        return open_images(self.config.data.source, size=self.config.views.size, split=split)
+        images = open_images(self.config.data.source, size=self.config.views.size, split=split)
+        return leave_out(images, self.config.data.exclude)
 
 
 def load_run(path: str | Path) -> Run:

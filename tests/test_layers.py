@@ -10,7 +10,7 @@ PACKAGE = Path(adasim.__file__).parent
 
 FLOORS: list[set[str]] = [
     {
-        *("errors", "files", "fields", "seeding", "terminal", "interrupts", "units", "rgb"),
+        *("errors", "files", "fields", "seeding", "terminal", "interrupts", "units", "rgb", "spreadsheet"),
         *("registry", "config", "schedules", "ranks"),
     },
     {"neighbors", "data", "models"},
@@ -18,7 +18,7 @@ FLOORS: list[set[str]] = [
     {"runs"},
     {"train", "eval"},
     {"use"},
-    {"api", "run", "recipes", "plots", "plan", "photos", "demo", "cli", "__main__"},
+    {"api", "run", "recipes", "plots", "plan", "photos", "demo", "explore", "cli", "__main__"},
 ]
 """From the ground up. Rooms of one floor do not know each other, except on the ground floor and on the top one."""
 

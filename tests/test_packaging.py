@@ -48,7 +48,8 @@ def test_a_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(about).decode()
-    sources = {*(ROOT / "adasim").rglob("*.py"), ROOT / "adasim" / "py.typed"}
+    pages = (ROOT / "adasim" / "explore" / "page").iterdir()
+    sources = {*(ROOT / "adasim").rglob("*.py"), ROOT / "adasim" / "py.typed", *pages}
     assert held == {str(path.relative_to(ROOT)) for path in sources}
     assert f"\nVersion: {adasim.__version__}\n" in metadata
     assert "\nProject-URL: Paper, https://arxiv.org/abs/2303.13606\n" in metadata
@@ -79,3 +80,4 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path
     assert "feature cache" in run("adasim", "plan", "--images", "1281167", "--dim", "384")
     assert "after pretraining" in run("adasim", "demo", "--epochs", "2", "--out", "demo")
     assert (tmp_path / "elsewhere" / "demo" / "neighbours.png").exists()
+    assert b"adasim explore" in (tmp_path / "elsewhere" / "demo" / "explore.html").read_bytes()[:400]

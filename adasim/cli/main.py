@@ -7,6 +7,7 @@
     adasim embed RUN --data FOLDER --out F.npz        features of all images of a folder
     adasim similar RUN IMAGE --in FOLDER              the images most similar to one, as a table and a picture
     adasim export RUN --to timm                       for other libraries: timm, hf, onnx, pt2
+    adasim explore RUN                                a page of neighbours, duplicates, wrong labels; any encoder, too
     adasim plan --images 14000000 --ranks 8           what a run of that size needs, before you start it
 
 Bad input gets one sentence and exit code 2. What a signal stopped ends with 128 + its number: 130 after Ctrl-C.
@@ -74,6 +75,13 @@ def export(arguments: Sequence[str]) -> None:
     run(arguments)
 
 
+def explore(arguments: Sequence[str]) -> None:
+    """`adasim explore ...`"""
+    from adasim.cli.explore import main as run
+
+    run(arguments)
+
+
 def plan(arguments: Sequence[str]) -> None:
     """`adasim plan`"""
     from adasim.plan import main as show_plan
@@ -88,6 +96,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "embed": (embed, "features of a folder of images: .npz, .parquet or .npy"),
     "similar": (similar, "the images most similar to one: a table and a picture"),
     "export": (export, "for other libraries: timm, Hugging Face, ONNX, pt2"),
+    "explore": (explore, "a page to go through neighbours, duplicates, wrong labels and outliers"),
     "plan": (plan, "memory, traffic and arithmetic of a run before you start it"),
 }
 

@@ -12,6 +12,7 @@ Nothing here knows of neighbours or methods.
 from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.loading.loader import Batch, PairLoader
 from adasim.data.loading.workers import worker_count
+from adasim.data.sources.excluded import leave_out
 from adasim.data.sources.folder import FolderImages
 from adasim.data.sources.found import describe
 from adasim.data.sources.handed import ImagesLike, as_images
@@ -35,6 +36,7 @@ __all__ = [
     "as_images",
     "check_same_data",
     "describe",
+    "leave_out",
     "open_images",
     "record",
     "synthetic",

@@ -47,6 +47,8 @@ class Extractor:
     cached: bool = True
     seed: int = 0
     say: Say = lambda sentence: None
+    exclude: Path | None = None
+    """A file of verdicts: the images that it rejects are left out."""
 
     def __post_init__(self) -> None:
         self._cache = FeatureCache(self.encoder.features_folder if self.cached else None)
@@ -61,7 +63,7 @@ class Extractor:
         source = self.encoder.own_source() if source is None else source
         if source is None:
             raise UserError("Which images? Name them with --data.")
-        images = open_source(source, size=self.encoder.transform.size, split=split)
+        images = open_source(source, size=self.encoder.transform.size, split=split, exclude=self.exclude)
         self.say(describe(images))
         return images
 
@@ -71,7 +73,9 @@ class Extractor:
         if data is None and sources.train is None:
             data = self.encoder.own_source()
         size = self.encoder.transform.size
-        split = open_split(data, sources.train, sources.test, size=size, seed=self.seed, masks=masks)
+        split = open_split(
+            data, sources.train, sources.test, size=size, seed=self.seed, masks=masks, exclude=self.exclude
+        )
         for sentence in split.sentences():
             self.say(sentence)
         return split
@@ -185,4 +189,5 @@ def open_extractor(
         cached=not options.no_cache,
         seed=options.seed,
         say=say,
+        exclude=options.exclude,
     )

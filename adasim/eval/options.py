@@ -26,6 +26,8 @@ class Options:
     """Processes that read images from files."""
     no_cache: Flag = False
     """Make features anew and keep none."""
+    exclude: Path | None = None
+    """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`."""
     results: Path | None = None
     """Where the result is appended; RUN/results.jsonl by default, nowhere for a model that is no run."""
     seed: int = 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adasim import seeding
-from adasim.data import ImageSet, describe, open_images
+from adasim.data import ImageSet, describe, leave_out, open_images
 from adasim.data.sources.masks import open_masked
 from adasim.errors import UserError
 
@@ -63,6 +63,7 @@ def open_split(
     size: int,
     seed: int = 0,
     masks: bool = False,
+    exclude: Path | None = None,
 ) -> Split:
     """`data`'s own train and test split, or the two sources named instead; else one image in five is held out.
 
@@ -70,6 +71,7 @@ def open_split(
         size: side of the images that `synthetic` draws.
         seed: random seed of the images held out.
         masks: images with masks, whose labels do not matter; without it each image must have a label.
+        exclude: a file of verdicts, whose rejected images are left out.
     """
     if test is not None and train is None and data is None:
         raise UserError(f"--test {data_name(test)} needs --train or --data beside it.")
@@ -77,14 +79,14 @@ def open_split(
     if source is None:
         things = "images and masks" if masks else "images"
         raise UserError(f"Which {things}? Name them with --data, or with --train and --test.")
-    images = _open(source, "train", size, masks)
+    images = _open(source, "train", size, masks, exclude)
     name = data_name(source)
     if test is not None:
-        held = _open_test(test, source, size, masks)
+        held = _open_test(test, source, size, masks, exclude)
         name = f"{name} to {data_name(test)}"
     else:
         try:
-            held = _open(source, "test", size, masks)
+            held = _open(source, "test", size, masks, exclude)
         except UserError as error:
             train_ids, test_ids = hold_out(None if masks else images.labels, len(images), seed)
             note = f"{error} Here {len(test_ids)} of the {len(images)} images are held out at random as test images."
@@ -94,19 +96,22 @@ def open_split(
     return Split(name, images, held, torch.arange(len(images)), torch.arange(len(held)))
 
 
-def open_source(source: Source, *, size: int, split: str = "train") -> ImageSet:
-    """The images of a name (see `open_images`), or those that were handed over, which are training images."""
+def open_source(source: Source, *, size: int, split: str = "train", exclude: Path | None = None) -> ImageSet:
+    """The images of a name (see `open_images`), or those that were handed over, which are training images.
+
+    What the verdicts in `exclude` reject is left out.
+    """
     if isinstance(source, str):
-        return open_images(source, size=size, split=split)
+        return leave_out(open_images(source, size=size, split=split), exclude)
     if split == "test":
         raise UserError(f"{source.name} has no test images of its own.")
-    return source
+    return leave_out(source, exclude)
 
 
-def _open(source: Source, split: str, size: int, masks: bool) -> ImageSet:
+def _open(source: Source, split: str, size: int, masks: bool, exclude: Path | None) -> ImageSet:
     if masks and isinstance(source, str):
-        return open_masked(source, size=size, split=split)
-    images = open_source(source, size=size, split=split)
+        return leave_out(open_masked(source, size=size, split=split), exclude)
+    images = open_source(source, size=size, split=split, exclude=exclude)
     if masks and images.mask(0) is None:
         raise UserError(f"{images.name} has no masks, which this evaluation needs.")
     if split == "train" and not masks:
@@ -114,14 +119,14 @@ def _open(source: Source, split: str, size: int, masks: bool) -> ImageSet:
     return images
 
 
-def _open_test(test: Source, train: Source, size: int, masks: bool) -> ImageSet:
+def _open_test(test: Source, train: Source, size: int, masks: bool, exclude: Path | None) -> ImageSet:
     """The test split of a source named as test images, or all of it where it is not divided."""
     try:
-        return _open(test, "test", size, masks)
+        return _open(test, "test", size, masks, exclude)
     except UserError:
         if test == train:
             raise
-        return _open(test, "train", size, masks)
+        return _open(test, "train", size, masks, exclude)
 
 
 def hold_out(labels: Tensor | None, count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,15 @@ from adasim.errors import UserError
 from adasim.files import TEMPORARY, remove
 from adasim.runs.lock import LOCK
 
-_PRODUCTS = ("metrics.jsonl", "backbone.safetensors", "results.jsonl", "neighbours.png", "unreadable.csv")
 LISTING = "listing.npz"
+_PRODUCTS = (
+    "metrics.jsonl",
+    "backbone.safetensors",
+    "results.jsonl",
+    "neighbours.png",
+    "unreadable.csv",
+    "explore.html",
+)
 _DESCRIPTION = (LISTING, "data.json", "run.json", "config.json", "versions.json")
 _FILES = {*_PRODUCTS, *_DESCRIPTION, LOCK}
 _FOLDERS = {
@@ -26,6 +33,7 @@ _FOLDERS = {
     "history": r"epoch-[0-9]{6,}-[0-9a-f]+\.safetensors",
     "tensorboard": r"events\.out\.tfevents\..+",
     "features": r"[0-9a-f]+(\.safetensors|\.parts(/[0-9]+-[0-9]+\.safetensors)?)",
+    "explore-sheets": r"sheet-[0-9]{5}\.webp",
 }
 """Folders of a run, and what their contents are called."""
 

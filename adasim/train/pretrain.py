@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adasim import terminal
 from adasim.config import Config
-from adasim.data import ImagesLike, PairLoader, check_same_data, describe, record, worker_count
+from adasim.data import ImagesLike, PairLoader, check_same_data, describe, leave_out, record, worker_count
 from adasim.data.sources.handed import source_of
 from adasim.data.sources.record import listing_file
 from adasim.errors import UserError
@@ -70,6 +70,7 @@ def pretrain(
         if data is not None:
             config = replace(config, data=replace(config.data, source=source_of(data)))
         with ranks.together():
+            images = leave_out(images, config.data.exclude)
             config.check(len(images), images.labels is not None)
         if ranks.is_main:
             say(describe(images))

@@ -78,9 +78,9 @@ class Fewshot(Evaluation):
     ) -> tuple[FewShotAccuracy, dict[str, Any]]:
         """The accuracy on all splits of a data set together, and what the data set was."""
         size = extractor.encoder.transform.size
-        splits = [open_source(source, size=size)]
+        splits = [open_source(source, size=size, exclude=extractor.exclude)]
         with suppress(UserError):  # not divided: all of it is there already
-            splits.append(open_source(source, size=size, split="test"))
+            splits.append(open_source(source, size=size, split="test", exclude=extractor.exclude))
         for images in splits:
             extractor.say(describe(images, unused=False))
         classes = sorted({name for images in splits for name in images.classes})

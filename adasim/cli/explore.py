@@ -1,0 +1,148 @@
+"""`adasim explore ...`: one page to go through neighbours, duplicates, wrong labels and outliers.
+
+adasim explore RUN                                      what a run learned about its own images
+adasim explore --backbone resnet50 --data photos/       any frozen encoder, any images
+adasim explore --features mine.npz --data photos/       features that somebody else made
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.text import Text
+from torch import Tensor
+
+from adasim import terminal
+from adasim.cli.plugins import load_plugins
+from adasim.errors import UserError
+from adasim.eval.options import Flag
+from adasim.explore.exploring import explore
+from adasim.explore.opening import Opened, Options, Say, open_backbone, open_features, open_run
+from adasim.explore.writing import (
+    Exploration,
+    check_atlas,
+    check_csv,
+    check_page,
+    write_atlas,
+    write_csv,
+    write_page,
+)
+from adasim.run import load_run
+
+TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
+
+
+@dataclass(kw_only=True)
+class What:
+    """What is explored, and what is written."""
+
+    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A run folder: its own images, and the neighbours that it has learned."""
+    backbone: str | None = None
+    """Instead of a run: a timm model, a backbone.safetensors or a run folder, for the images of --data."""
+    features: Path | None = None
+    """Instead of a run: an .npz file with an array `features` (images, width), a row for each image of --data."""
+    data: str | None = None
+    """Which images: a folder, an .npz file, hf:NAME or synthetic[:COUNT]; with its test split, if it has one."""
+    out: Path | None = None
+    """The page to write; RUN/explore.html, or explore.html."""
+    csv: Path | None = None
+    """Write the lists as CSV into this folder, and no page (unless --out names one)."""
+    export_atlas: Path | None = None
+    """Also write a .jsonl file with precomputed neighbours for Embedding Atlas."""
+    overwrite: Flag = False
+    """Replace a page or lists of an earlier exploration."""
+    # Only for the help: `load_plugins` has taken the option out before the others are read.
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """Python files that register methods or kinds of data of your own (docs/extending.md)."""
+
+
+@dataclass(kw_only=True)
+class ExploreArguments(Options, What):  # in this order `What` comes first in the help
+    """Write a page to explore images by their neighbours. It opens from the disk and needs no network; none of your
+    images is changed, moved or deleted."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim explore ...`"""
+    asked = tyro.cli(ExploreArguments, args=load_plugins(arguments), prog="adasim explore")
+    console = terminal.console()
+
+    def say(sentence: str) -> None:
+        console.print(sentence, soft_wrap=True)
+
+    page = asked.out
+    if page is None and asked.csv is None:
+        page = asked.run / "explore.html" if asked.run is not None else Path("explore.html")
+    check_sources(asked)
+    if page is not None:
+        check_page(page, asked.overwrite)
+    if asked.csv is not None:
+        check_csv(asked.csv, TABLES, asked.overwrite)
+    if asked.export_atlas is not None:
+        check_atlas(asked.export_atlas, asked.overwrite)
+    opened = open_asked(asked, say)
+    found = explore(opened, say)
+    count = {name: len(table.rows) for name, table in found.tables.items()}
+    groups = len(found.findings.groups)
+    straddling = sum(group.straddles for group in found.findings.groups)
+    leaks = f", {straddling:,} in both train and test" if straddling else ""
+    say(f"{groups:,} {'group' if groups == 1 else 'groups'} of duplicates{leaks}.")
+    if "wrong-labels" in count:
+        say(f"{count['wrong-labels']:,} images whose neighbours carry another label.")
+    say(f"{count['surprising']:,} surprising and {count['lonely']:,} lonely images.")
+    try:
+        written = write(asked, page, found, opened.features)
+    except OSError as error:
+        where = error.filename or page or asked.csv
+        raise UserError(
+            f"Cannot write {where}: {error.strerror}. Make room, or choose another place."
+        ) from None
+    if asked.export_atlas is not None:
+        say(f"For Embedding Atlas: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")
+    for path in written:
+        console.print(Text.assemble("  ", str(path)), soft_wrap=True)
+
+
+def write(asked: ExploreArguments, page: Path | None, found: Exploration, features: Tensor) -> list[Path]:
+    """Everything that was asked for; returns what there is now."""
+    written: list[Path] = []
+    if asked.csv is not None:
+        written += write_csv(asked.csv, found.tables)
+    if asked.export_atlas is not None:
+        write_atlas(asked.export_atlas, found, features)
+        written.append(asked.export_atlas)
+    return written + (write_page(page, found) if page is not None else [])
+
+
+def check_sources(asked: ExploreArguments) -> None:
+    """Exactly one of a run, an encoder and features; images for the latter two."""
+    given = [name for name in ("run", "backbone", "features") if getattr(asked, name) is not None]
+    if len(given) != 1:
+        raise UserError(
+            "What is to be explored? Name a run folder, or --backbone NAME --data FOLDER, or --features FILE.npz "
+            "--data FOLDER" + (", one of them alone." if given else ".")
+        )
+    if given == ["run"] and asked.data is not None:
+        raise UserError(
+            f"A run is explored on its own images. For others: adasim explore --backbone {asked.run} "
+            f"--data {asked.data}"
+        )
+    if asked.run is not None:
+        load_run(asked.run)  # says so if it is none, before anything is said about its page
+    elif asked.data is None:
+        raise UserError(f"--{given[0]} needs --data: which images?")
+
+
+def open_asked(asked: ExploreArguments, say: Say) -> Opened:
+    if asked.run is not None:
+        return open_run(asked.run, asked, say)
+    assert asked.data is not None
+    if asked.backbone is not None:
+        return open_backbone(asked.backbone, asked.data, asked, say)
+    assert asked.features is not None
+    return open_features(asked.features, asked.data, asked, say)

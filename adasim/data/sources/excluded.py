@@ -1,0 +1,109 @@
+"""Images left out on request: those that a file of verdicts rejects."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adasim.data.images import ImageSet, Reduction
+from adasim.errors import UserError
+from adasim.spreadsheet import read_csv
+from adasim.terminal import printable
+
+REJECT = "reject"
+"""The verdict that leaves an image out."""
+
+
+def file_key(images: ImageSet, i: int) -> str:
+    """What image i is called in lists: its path below the source, split included, or `name[i]`."""
+    where = images.where(i)
+    inside = where.removeprefix(images.place.rstrip(os.sep) + os.sep) if images.place else where
+    if inside == where:
+        return f"{images.split}/{where}" if images.split else where
+    return f"{images.split}/{inside}" if images.split else inside
+
+
+def read_rejected(path: str | Path) -> set[str]:
+    """The names of the images that a file of verdicts rejects."""
+    columns, rows = read_csv(Path(path))
+    if not {"file", "verdict"} <= set(columns):
+        raise UserError(
+            f"{path} is no list of verdicts: it has no columns file and verdict. Export one from the page of "
+            f"adasim explore."
+        )
+    return {row["file"] for row in rows if row.get("verdict") == REJECT}
+
+
+class Excluded(ImageSet):
+    """A data set without some of its images; the others keep their order."""
+
+    def __init__(self, images: ImageSet, kept: Tensor) -> None:
+        self.name, self.place, self.split = images.name, images.place, images.split
+        self.classes = images.classes
+        self.labels = None if images.labels is None else images.labels[kept]
+        without = f"{len(images) - len(kept):,} rejected by verdict"
+        self.left_out = f"{images.left_out}, {without}" if images.left_out else without
+        self._images, self._kept = images, kept
+        array = images.as_array()
+        self._array = None if array is None else array[kept]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def load(self, i: int) -> Tensor:
+        return self._images.load(int(self._kept[i]))
+
+    def load_reduced(self, i: int, reduction: Reduction) -> tuple[Tensor, int]:
+        return self._images.load_reduced(int(self._kept[i]), reduction)
+
+    def where(self, i: int) -> str:
+        return self._images.where(int(self._kept[i]))
+
+    def mask(self, i: int) -> Tensor | None:
+        return self._images.mask(int(self._kept[i]))
+
+    def as_array(self) -> Tensor | None:
+        return self._array
+
+    def content(self, i: int, whole: bool = False) -> str:
+        return self._images.content(int(self._kept[i]), whole)
+
+    def unused(self) -> str:
+        return self._images.unused()
+
+    def listing(self) -> list[str]:
+        """The lines of the images that are left; where a line stands for several, all lines and which are left."""
+        lines = self._images.listing()
+        if len(lines) == len(self._images):
+            return [lines[i] for i in self._kept.tolist()]
+        digest = hashlib.sha256(self._kept.numpy().tobytes()).hexdigest()
+        return [*lines, f"kept {len(self)} {digest}"]
+
+    def times(self) -> list[int]:
+        times = self._images.times()
+        return [times[i] for i in self._kept.tolist()] if len(times) == len(self._images) else times
+
+    def cache_key(self) -> str:
+        kept = hashlib.sha256(self._kept.numpy().tobytes()).hexdigest()
+        return hashlib.sha256((self._images.cache_key() + kept).encode()).hexdigest()
+
+
+def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
+    """The images without those that a file of verdicts rejects; all of them where no file is named."""
+    return without_rejected(images, read_rejected(verdicts)) if verdicts else images
+
+
+def without_rejected(images: ImageSet, rejected: set[str]) -> ImageSet:
+    """The images that are not rejected; the same object where none is."""
+    kept = torch.tensor(
+        [i for i in range(len(images)) if printable(file_key(images, i)) not in rejected], dtype=torch.int64
+    )
+    if len(kept) == len(images):
+        return images
+    if not len(kept):
+        raise UserError(f"The verdicts reject all {len(images):,} images of {images.name}. Keep some.")
+    return Excluded(images, kept)

@@ -1,0 +1,92 @@
+"""All images of an exploration under one numbering: the training images first, then the test images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adasim.data import ImageSet, open_images
+from adasim.data.sources.excluded import file_key
+from adasim.errors import UserError
+from adasim.terminal import printable
+
+
+@dataclass
+class Collection:
+    """Image sets side by side, with labels in one numbering."""
+
+    sets: list[ImageSet]
+    splits: list[str]
+    """What each set is called."""
+    names: list[str]
+    """Of every image: its path below the source, made printable."""
+    split_of: list[int]
+    """The number of every image's set."""
+    labels: Tensor | None
+    """(N,) int64; -1 where a set has none. None where no set has."""
+    classes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def place(self, i: int) -> tuple[ImageSet, int]:
+        """The set of image i, and its number there."""
+        number = self.split_of[i]
+        return self.sets[number], i - sum(len(images) for images in self.sets[:number])
+
+    def class_name(self, i: int) -> str:
+        """The label of image i in words; "" where it has none."""
+        label = -1 if self.labels is None else int(self.labels[i])
+        return self.classes[label] if label >= 0 else ""
+
+    def fingerprint(self) -> str:
+        """The same for the same images, labels and splits: verdicts belong to it."""
+        parts = [
+            f"{split} {images.fingerprint()}" for split, images in zip(self.splits, self.sets, strict=True)
+        ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def collect(sets: Sequence[ImageSet], splits: Sequence[str] = ("train", "test")) -> Collection:
+    """Put image sets side by side. Classes are matched by name, in the order in which they appear."""
+    names: list[str] = []
+    split_of: list[int] = []
+    number: dict[str, int] = {}
+    labels: list[Tensor] = []
+    for place, images in enumerate(sets):
+        names += [printable(file_key(images, i)) for i in range(len(images))]
+        split_of += [place] * len(images)
+        if images.labels is None:
+            labels.append(torch.full((len(images),), -1))
+        else:
+            numbers = [number.setdefault(printable(name), len(number)) for name in images.classes]
+            table = torch.tensor([*numbers, -1])
+            labels.append(table[images.labels])
+    known = any(images.labels is not None for images in sets)
+    return Collection(
+        list(sets),
+        list(splits[: len(sets)]),
+        names,
+        split_of,
+        torch.cat(labels) if known else None,
+        list(number),
+    )
+
+
+def open_collection(source: str, *, size: int) -> Collection:
+    """The images of a source: its training and its test split, or all of them where it is not divided."""
+    sets = [open_images(source, size=size)]
+    test = open_test(source, size=size)
+    return collect([*sets, test] if test is not None else sets)
+
+
+def open_test(source: str, *, size: int) -> ImageSet | None:
+    """The test images of a source, if it has any."""
+    try:
+        return open_images(source, size=size, split="test")
+    except UserError:
+        return None

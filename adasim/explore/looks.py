@@ -1,0 +1,115 @@
+"""One pass over the pixels: size, hash and thumbnail of every image, and sheets of thumbnails for the page."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from adasim.data import ImageSet, Unreadable
+
+SMALL = 32
+"""Side in pixels of the thumbnails that duplicates are compared by."""
+TILE = 112
+"""Side in pixels of the largest thumbnail on the page."""
+COLUMNS = 4
+"""Tiles in a row, and rows, of a sheet: small sheets, since a list of findings jumps between many of them."""
+_LOSSLESS = 48  # tiles up to this side keep every pixel
+_CHUNK = 512  # images read at a time
+
+
+@dataclass
+class Looks:
+    """What the images look like, in the order of their ids."""
+
+    sizes: Tensor
+    """(N, 2) int64: height and width; 0 for an image that cannot be read."""
+    hashes: list[str]
+    """Of each image's pixels; "" for an image that cannot be read."""
+    small: Tensor
+    """(N, 3, SMALL, SMALL) uint8."""
+    sheets: list[bytes]
+    """WebP files of COLUMNS x COLUMNS tiles each."""
+    tile: int
+    """Side of a tile in pixels."""
+    unreadable: dict[int, str]
+    """{id: where and why}"""
+
+
+def look(sets: Sequence[ImageSet], advance: Callable[[int], None] = lambda count: None) -> Looks:
+    """Read every image of these sets once, a few at a time."""
+    places = [(images, i) for images in sets for i in range(len(images))]
+    count = len(places)
+    sizes = torch.zeros(count, 2, dtype=torch.int64)
+    small = torch.zeros(count, 3, SMALL, SMALL, dtype=torch.uint8)
+    hashes = [""] * count
+    tiles: list[np.ndarray | None] = []
+    unreadable: dict[int, str] = {}
+    with ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
+        for start in range(0, count, _CHUNK):
+            chunk = places[start : start + _CHUNK]
+            for i, found in enumerate(pool.map(_look_at, chunk), start):
+                if isinstance(found, str):
+                    unreadable[i] = found
+                    tiles.append(None)
+                else:
+                    sizes[i] = torch.tensor(found.size)
+                    small[i] = found.small
+                    hashes[i] = found.hash
+                    tiles.append(found.tile)
+            advance(len(chunk))
+    side = max((max(tile.shape[:2]) for tile in tiles if tile is not None), default=1)
+    per = COLUMNS * COLUMNS
+    sheets = [_sheet(tiles[first : first + per], side) for first in range(0, count, per)]
+    return Looks(sizes, hashes, small, sheets, side, unreadable)
+
+
+@dataclass
+class _One:
+    size: tuple[int, int]
+    hash: str
+    small: Tensor
+    tile: np.ndarray
+
+
+def _look_at(place: tuple[ImageSet, int]) -> _One | str:
+    images, i = place
+    try:
+        pixels = images.load(i)  # (3, H, W)
+    except Unreadable as error:
+        return str(error)
+    array = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
+    digest = hashlib.sha256(str(array.shape).encode() + array.tobytes()).hexdigest()[:32]
+    picture = Image.fromarray(array)
+    small = np.asarray(picture.resize((SMALL, SMALL), Image.Resampling.BOX))
+    picture.thumbnail((TILE, TILE), Image.Resampling.LANCZOS)  # keeps the shape, never enlarges
+    return _One(
+        size=(int(pixels.shape[1]), int(pixels.shape[2])),
+        hash=digest,
+        small=torch.from_numpy(small.copy()).permute(2, 0, 1),
+        tile=np.asarray(picture),
+    )
+
+
+def _sheet(tiles: Sequence[np.ndarray | None], side: int) -> bytes:
+    """Up to COLUMNS x COLUMNS tiles side by side, each in the middle of its square, on nothing."""
+    sheet = np.zeros((COLUMNS * side, COLUMNS * side, 4), dtype=np.uint8)
+    for place, tile in enumerate(tiles):
+        if tile is not None:
+            height, width = tile.shape[:2]
+            top = place // COLUMNS * side + (side - height) // 2
+            left = place % COLUMNS * side + (side - width) // 2
+            sheet[top : top + height, left : left + width, :3] = tile
+            sheet[top : top + height, left : left + width, 3] = 255
+    file = io.BytesIO()
+    options = {"lossless": True, "method": 1} if side <= _LOSSLESS else {"quality": 80, "method": 3}
+    Image.fromarray(sheet).save(file, "WEBP", **options)
+    return file.getvalue()

@@ -1,0 +1,203 @@
+// Which view is shown, by the address; keys; dialogs.
+const VIEWS = [
+  { name: "overview", title: "Overview" },
+  { name: "neighbours", title: "Neighbours" },
+  {
+    name: "duplicates", title: "Duplicates", about: "groups of copies", count: () => GROUPS.length,
+    lead: D.splits.length > 1
+      ? "Images that show the same; copies that stand in both splits come first. One of each group is marked to be kept."
+      : "Images that show the same. One of each group is marked to be kept.",
+    none: "No duplicates were found.",
+  },
+  {
+    name: "wrong-labels", title: "Wrong labels", about: "suspects", absent: !LABELS,
+    count: () => (TABLES["wrong-labels"] ? TABLES["wrong-labels"].rows.length : 0),
+    lead: "Images whose neighbours' mass lies on another class, the strongest suspicion first.",
+    none: "Every image's neighbours agree with its label.",
+  },
+  {
+    name: "surprising", title: "Surprising", about: "match another image best", count: () => TABLES.surprising.rows.length,
+    lead: "Images whose own best match is another image: views of it look more like that one.",
+    none: D.windowed ? "Every image is its own best match."
+      : "The features hold one view of each image, which is always its own best match. A run or an encoder can say more.",
+  },
+  {
+    name: "lonely", title: "Lonely", about: "nobody's neighbour", count: () => TABLES.lonely.rows.length,
+    lead: "Images in nobody's support, the farthest from all others first.",
+    none: "Every image is somebody's neighbour.",
+  },
+];
+
+let route = { view: "overview", params: {} };
+let current = {};
+
+function address(view, params = {}) {
+  const query = new URLSearchParams(Object.entries(params).filter(([, v]) => v !== undefined && v !== "")
+    .map(([key, value]) => [key, String(value)]));
+  return `#/${view}${[...query].length ? `?${query}` : ""}`;
+}
+
+function read() {
+  const [view, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const known = VIEWS.some(({ name }) => name === view);
+  return { view: known ? view : "overview", params: known ? Object.fromEntries(new URLSearchParams(query || "")) : {} };
+}
+
+function go(view, params = {}, replace = false) {
+  if (replace) history.replaceState(null, "", address(view, params));
+  else history.pushState(null, "", address(view, params));
+  render(replace);
+}
+
+function replaceParams(changes) {  // the address follows, without a new step in the history
+  route.params = { ...route.params, ...changes };
+  history.replaceState(null, "", address(route.view, route.params));
+}
+
+function render(still = false) {
+  const before = route;
+  route = read();
+  if (current.feed) current.feed.stop();
+  const view = VIEWS.find(({ name }) => name === route.view);
+  if (route.view === "overview") current = { nodes: overview() };
+  else if (route.view === "neighbours") current = neighboursView(route.params);
+  else if (view.absent) {
+    current = { nodes: [h("h2", {}, view.title), h("p", { class: "empty" }, "These images have no labels, so no label " +
+      "can be wrong. Sort them into one folder per class, or give an .npz file with labels, and explore again.")] };
+  } else current = listView(view, route.params);
+  $("main").replaceChildren(...current.nodes);
+  $("views").replaceChildren(...VIEWS.map((one) => h("a", {
+    href: address(one.name), "aria-current": one === view ? "page" : null,
+  }, one.title, one.count && !one.absent ? h("span", { class: "count" }, number(one.count())) : null)));
+  if (document.activeElement !== $("search")) $("search").value = route.params.q || "";
+  document.title = `${view.title} · adasim explore`;
+  if (current.feed) current.feed.start();
+  const moved = before.view !== route.view || before.params.image !== route.params.image;
+  if (!still && moved) {
+    if (!current.feed || !current.feed.at) scrollTo(0, 0);
+    $("main").focus({ preventScroll: true });
+    say(document.querySelector("main h2").textContent);
+  }
+}
+
+function choose(step) {  // left and right within an item or a grid
+  if (current.feed) {
+    const item = current.items[current.feed.at];
+    const ids = choosable(route.view, item);
+    const at = ids.indexOf(item.chosen);
+    item.chosen = ids[Math.min(Math.max(0, at + step), ids.length - 1)];
+    current.feed.fill(current.feed.at);
+    say(title(item.chosen));
+    const node = current.feed.shown.get(current.feed.at).querySelector(".tile.chosen");
+    if (node) node.scrollIntoView({ block: "nearest", inline: "nearest" });
+  } else if (current.tiles) {
+    const tiles = current.tiles();
+    const at = tiles.indexOf(document.activeElement);
+    const next = tiles[Math.min(Math.max(0, at + step), tiles.length - 1)];
+    if (next) next.focus();
+  }
+}
+
+function takeBack() {
+  const where = undo();
+  if (!where) return say("There is nothing to undo.");
+  say("The last verdict is undone.");
+  if (current.feed) {
+    const at = current.items.findIndex((item) => item.ids[0] === where.ids[0]);
+    current.refresh();
+    if (route.view === where.view && at >= 0) current.feed.move(at);
+  } else render(true);
+}
+
+function keepChosen() {
+  const item = current.feed && route.view === "duplicates" && current.items[current.feed.at];
+  if (!item || item.chosen === undefined) return;
+  item.keeper = item.chosen;
+  current.feed.fill(current.feed.at);
+  say(`Keep ${title(item.keeper)}`);
+}
+
+function otherView(step) {
+  const at = VIEWS.findIndex(({ name }) => name === route.view);
+  go(VIEWS[(at + step + VIEWS.length) % VIEWS.length].name);
+}
+
+const KEYS = {
+  j: () => current.feed ? current.feed.move(current.feed.at + 1) : choose(1),
+  k: () => current.feed ? current.feed.move(current.feed.at - 1) : choose(-1),
+  ArrowDown: () => current.feed && current.feed.move(current.feed.at + 1),
+  ArrowUp: () => current.feed && current.feed.move(current.feed.at - 1),
+  ArrowRight: () => choose(1),
+  ArrowLeft: () => choose(-1),
+  Home: () => current.feed && current.feed.move(0),
+  End: () => current.feed && current.feed.move(current.items.length - 1),
+  Enter: () => {
+    const item = current.feed && current.items[current.feed.at];
+    if (item) go("neighbours", { image: item.chosen === undefined ? item.ids[0] : item.chosen });
+  },
+  Backspace: () => history.back(),
+  m: keepChosen,
+  u: takeBack,
+  "[": () => otherView(-1),
+  "]": () => otherView(1),
+  "/": () => $("search").select(),
+  "?": () => $("help-dialog").showModal(),
+};
+for (const place of [0, 1, 2, 3]) KEYS[String(place + 1)] = () => current.judge && current.judge(place);
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (document.querySelector("dialog[open]") || event.target.closest("input, select, textarea")) return;
+  if (event.key === "Enter" && event.target.closest("a, button")) return;
+  const scrolls = ["ArrowDown", "ArrowUp", "Home", "End"].includes(event.key) && !current.feed;
+  const action = KEYS[event.key];
+  if (!action || scrolls) return;
+  event.preventDefault();
+  action();
+});
+
+$("search-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const view = current.feed || VIEWS.some(({ name, count }) => count && name === route.view) ? route.view : "neighbours";
+  go(view, { ...(view === route.view && view !== "neighbours" ? route.params : {}), at: undefined, q: $("search").value.trim() });
+  $("main").focus({ preventScroll: true });
+});
+$("search").addEventListener("keydown", (event) => {
+  if (event.key === "Escape") $("main").focus({ preventScroll: true });
+});
+$("undo").addEventListener("click", takeBack);
+$("help").addEventListener("click", () => $("help-dialog").showModal());
+$("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  (current.feed && current.items.length ? current.feed.shown.get(current.feed.at) : $("main")).focus();
+});
+
+$("export").addEventListener("click", () => {
+  const listed = TABLES[route.view];
+  const choices = [["verdicts", VERDICT_COLUMNS, verdictRows()],
+    ...(listed ? [[route.view, listed.columns, listed.rows]] : [])];
+  $("export-choices").replaceChildren(
+    ...choices.flatMap(([name, columns, rows]) => ["csv", "json"].map((kind) =>
+      h("button", { type: "button", onclick: () => exportTable(name, columns, rows, kind) },
+        `${name}.${kind}`, h("span", {}, `${number(rows.length)} rows`)))),
+    h("p", {}, stored ? "Verdicts are kept in this browser, too." : "This browser keeps nothing: export before you close the page."));
+  $("export-dialog").showModal();
+});
+
+// Light or dark: as the system has it, until somebody says otherwise.
+const THEMES = ["", "light", "dark"];
+function theme(name) {
+  if (name) document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+}
+try { theme(localStorage.getItem("adasim-explore-theme") || ""); } catch { /* as the system has it */ }
+$("theme").addEventListener("click", () => {
+  const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme || "") + 1) % THEMES.length];
+  theme(next);
+  say(next ? `${next} colours` : "colours of the system");
+  try { localStorage.setItem("adasim-explore-theme", next); } catch { /* until the page is closed */ }
+});
+
+addEventListener("hashchange", () => render());
+$("source").append(text(D.source));
+render(true);

@@ -1,0 +1,127 @@
+"""The support of every image: its neighbours and their probabilities p_win, from whatever is at hand.
+
+Everything the explorer says about neighbours and labels is computed from these two tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adasim.neighbors import NeighborMemory
+from adasim.neighbors.search import search
+from adasim.neighbors.window import on_grid
+
+WIDTH = 32
+"""Neighbours of an image that are kept at most: the window's union may hold w K of them."""
+_CHUNK = 8192
+
+
+@dataclass(frozen=True)
+class Support:
+    """Neighbours (N, S) int64, best first and padded with -1, and their probabilities (N, S) fp64."""
+
+    neighbours: Tensor
+    p: Tensor
+
+    def __len__(self) -> int:
+        return len(self.neighbours)
+
+    def is_self(self) -> Tensor:
+        """(N, S): where an image stands in its own support."""
+        return self.neighbours == torch.arange(len(self))[:, None]
+
+    def self_match(self) -> Tensor:
+        """(N,): the probability that an image is its own match; NaN where nothing is known of it."""
+        found = (self.p * self.is_self()).sum(1)
+        return torch.where((self.neighbours >= 0).any(1), found, torch.nan)
+
+    def others(self) -> Tensor:
+        """(N, S): the probabilities without the image itself, so that they sum to 1 again; all 0 where it is alone.
+
+        An image always agrees with its own label: that part says nothing.
+        """
+        p = self.p * (~self.is_self() & (self.neighbours >= 0))
+        return p / p.sum(1, keepdim=True).clamp(min=1e-300)
+
+
+def support_of_memory(memory: NeighborMemory, tau: float) -> Support:
+    """p_win over the union of the window's lists (the paper's printed form), the WIDTH best of each image."""
+    before, memory.support = memory.support, "union"
+    try:
+        parts = [
+            _at_most(WIDTH, *memory.distribution(ids, tau))
+            for ids in torch.arange(memory.num_images).split(_CHUNK)
+        ]
+    finally:
+        memory.support = before
+    return _stacked(parts)
+
+
+def support_of_features(features: Tensor, k: int = 10, tau: float = 0.2) -> Support:
+    """p_win with a window of one: every image is compared once with all, itself included.
+
+    Args:
+        features: (N, D); a row that is not finite has no neighbours and is nobody's.
+        k: how many neighbours beside the image itself.
+    """
+    unit = unit_rows(features)
+    similarities, neighbours = search(unit, unit, min(k + 1, len(unit)))
+    return Support(neighbours, _softmax(similarities, neighbours, tau))
+
+
+def with_more(support: Support, features: Tensor, tau: float = 0.2) -> Support:
+    """Supports of further images, found by one comparison of features, below those that a window gave.
+
+    They get as many neighbours as the first images have in the middle, so that neither are more certain by that.
+
+    Args:
+        support: of the first images, which stay as they are.
+        features: (N, D) of all, the first ones included.
+    """
+    first = len(support)
+    k = max(1, int((support.neighbours >= 0).sum(1).median()) - 1)
+    unit = unit_rows(features)
+    similarities, neighbours = search(unit[first:], unit, min(k + 1, len(unit)))
+    return _stacked([(support.neighbours, support.p), (neighbours, _softmax(similarities, neighbours, tau))])
+
+
+def nearest_others(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest other images of each: cosine distances (N, k), inf as padding, and ids (N, k), -1 as padding."""
+    unit = unit_rows(features)
+    similarities, ids = search(unit, unit, min(k + 1, len(unit)))
+    own = ids == torch.arange(len(unit))[:, None]
+    # Among more equal images than k + 1 an image may miss itself: then the last one goes.
+    own[:, -1] |= ~own.any(1)
+    kept = (~own).nonzero()[:, 1].view(len(unit), -1)
+    distances = (1 - similarities.gather(1, kept)).clamp(min=0)
+    ids = ids.gather(1, kept)
+    return torch.where(ids >= 0, distances, torch.inf), ids
+
+
+def unit_rows(features: Tensor) -> Tensor:
+    """L2-normalised rows on the grid of the memory, on which inner products are exact; others become NaN."""
+    features = features.float()
+    valid = torch.isfinite(features).all(1, keepdim=True)
+    return torch.where(valid, on_grid(F.normalize(torch.where(valid, features, 0.0), dim=1)), torch.nan)
+
+
+def _softmax(similarities: Tensor, neighbours: Tensor, tau: float) -> Tensor:
+    logits = similarities.double().div(tau).masked_fill(neighbours < 0, -torch.inf)
+    return torch.softmax(logits, 1).nan_to_num(0.0)  # NaN: a row without any
+
+
+def _at_most(width: int, neighbours: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    neighbours, p = neighbours[:, :width], p[:, :width]
+    return neighbours, p / p.sum(1, keepdim=True).clamp(min=1e-300)
+
+
+def _stacked(parts: list[tuple[Tensor, Tensor]]) -> Support:
+    width = max(neighbours.shape[1] for neighbours, _ in parts)
+    return Support(
+        torch.cat([F.pad(found, (0, width - found.shape[1]), value=-1) for found, _ in parts]),
+        torch.cat([F.pad(p, (0, width - p.shape[1])) for _, p in parts]),
+    )

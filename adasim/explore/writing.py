@@ -1,0 +1,308 @@
+"""The page, the lists as CSV, and neighbours for Embedding Atlas: what an exploration leaves on disk."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adasim.errors import UserError
+from adasim.explore.collection import Collection
+from adasim.explore.findings import Findings, Table
+from adasim.explore.looks import COLUMNS, Looks
+from adasim.explore.support import Support
+from adasim.files import atomic_write
+from adasim.spreadsheet import to_csv
+from adasim.terminal import printable
+
+PAGE_SUPPORT = 12
+"""Neighbours of each image on the page."""
+INLINE_BYTES = 25_000_000
+"""A page that would be larger than this has its thumbnails beside it."""
+_SCRIPTS = (
+    "data.js",
+    "dom.js",
+    "verdicts.js",
+    "feed.js",
+    "overview.js",
+    "lists.js",
+    "neighbours.js",
+    "main.js",
+)
+_MARK = b'<meta name="generator" content="adasim explore">'
+_SHEET = re.compile(r"sheet-[0-9]{5}\.webp")
+_BINS = 20
+
+
+@dataclass
+class Exploration:
+    """Everything that was found out about some images."""
+
+    collection: Collection
+    support: Support
+    looks: Looks
+    findings: Findings
+    tables: dict[str, Table]
+    source: str
+    """What the images are, in words."""
+    origin: str
+    """Where the supports come from, in words."""
+    windowed: bool = True
+    remembered: int = 0
+    """How many images, the first ones, could become anybody's neighbour."""
+
+
+# ---- the page ----
+
+
+def sheets_folder(page: Path) -> Path:
+    """Where thumbnails go that the page has no room for."""
+    return page.with_name(f"{page.stem}-sheets")
+
+
+def check_page(page: Path, overwrite: bool) -> None:
+    """Refuse a page that cannot be written, or that would replace something else."""
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out {page} is no name for a page: let it end in .html.")
+    if not page.parent.is_dir():
+        raise UserError(f"There is no folder {page.parent} for the page. Make it, or choose another --out.")
+    folder = sheets_folder(page)
+    for path in (page, folder):
+        if path.exists() and not overwrite:
+            raise UserError(f"{path} is there already. Replace it with --overwrite, or choose another --out.")
+    if page.exists() and not (page.is_file() and _MARK in _beginning(page)):
+        raise UserError(f"{page} is no page of adasim explore, and is not replaced. Choose another --out.")
+    if folder.exists():
+        strange = [path.name for path in folder.iterdir() if not _SHEET.fullmatch(path.name)]
+        if strange:
+            raise UserError(f"{folder} also holds {strange[0]}, and is not replaced. Choose another --out.")
+
+
+def write_page(page: Path, found: Exploration, *, inline_bytes: int = INLINE_BYTES) -> list[Path]:
+    """Write the page, with its thumbnails beside it if it were larger than `inline_bytes`; returns what there is."""
+    folder = sheets_folder(page)
+    sheets = found.looks.sheets
+    html = render(found, page, None)
+    beside = len(html) + sum(4 * -(-len(sheet) // 3) + 3 for sheet in sheets) > inline_bytes
+    if beside:
+        folder.mkdir(exist_ok=True)
+        for number, sheet in enumerate(sheets):
+            atomic_write(folder / _sheet_name(number), sheet)
+    atomic_write(page, html if beside else render(found, page, sheets))
+    # What an earlier page had beside it goes last.
+    needed = {_sheet_name(number) for number in range(len(sheets) if beside else 0)}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _SHEET.fullmatch(path.name) and path.name not in needed:
+            path.unlink()
+    if not beside and folder.is_dir():
+        folder.rmdir()
+    return [page, folder] if beside else [page]
+
+
+def render(found: Exploration, page: Path, sheets: list[bytes] | None) -> bytes:
+    """The whole page; without `sheets` it looks for them beside it."""
+    templates = files("adasim.explore") / "page"
+    script = "\n".join((templates / name).read_text("utf-8") for name in _SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{script}}})();\n'
+    style = (templates / "style.css").read_text("utf-8")
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            "img-src 'self' file: blob: data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    parts = {
+        "POLICY": policy,
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": as_json(payload(found, page, sheets)),
+    }
+    html = (templates / "index.html").read_text("utf-8")
+    # In one go: what is put in is not searched again.
+    return re.sub(r"@@([A-Z]+)@@", lambda match: parts[match[1]], html).encode()
+
+
+def as_json(value: Any) -> str:
+    """JSON in ASCII that can stand within a script element: no `<`, no `&`, no line separators."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[str, Any]:
+    """What the page knows. Numbers that every image has are packed; lists are text, as they are exported."""
+    collection, support, looks = found.collection, found.support, found.looks
+    neighbours, p = support.neighbours[:, :PAGE_SUPPORT], support.p[:, :PAGE_SUPPORT]
+    bases = [_base(images, page) for images in collection.sets]
+    return {
+        "source": printable(found.source),
+        "origin": printable(found.origin),
+        "windowed": found.windowed,
+        "remembered": found.remembered,
+        "fingerprint": collection.fingerprint(),
+        "count": len(collection),
+        "train": len(collection.sets[0]),
+        "splits": collection.splits,
+        "classes": collection.classes,
+        "names": collection.names,
+        "labels": None if collection.labels is None else _packed(collection.labels, "<i4"),
+        "widths": _packed(looks.sizes[:, 1].clamp(max=65535), "<u2"),
+        "heights": _packed(looks.sizes[:, 0].clamp(max=65535), "<u2"),
+        "sizes": _sizes(looks),
+        "unreadable": len(looks.unreadable),
+        "bases": bases,
+        "unlinked": [
+            i for i, name in enumerate(collection.names) if "\\" in name
+        ],  # escaped: not the file's own name
+        "support": {
+            "width": neighbours.shape[1],
+            "ids": _packed(neighbours, "<i4"),
+            "p": _packed((p * 65535).round(), "<u2"),
+        },
+        "selfMatch": _histogram(support.self_match()[: len(collection.sets[0])]),
+        "confusion": [[a, b, round(mass, 5)] for (a, b), mass in sorted(found.findings.confusion.items())],
+        "tables": {
+            name: {"columns": table.columns, "rows": table.rows} for name, table in found.tables.items()
+        },
+        "sheets": {
+            "tile": looks.tile,
+            "columns": COLUMNS,
+            "folder": quote(sheets_folder(page).name),
+            "inline": None if sheets is None else [base64.b64encode(sheet).decode() for sheet in sheets],
+        },
+    }
+
+
+# ---- other files ----
+
+
+def check_csv(folder: Path, tables: tuple[str, ...], overwrite: bool) -> None:
+    """Refuse a folder that holds such lists already."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--csv {folder} is a file. Name a folder.")
+    there = [name for name in tables if (folder / f"{name}.csv").exists()]
+    if there and not overwrite:
+        raise UserError(
+            f"{folder / there[0]}.csv is there already. Replace it with --overwrite, or choose another folder."
+        )
+
+
+def write_csv(folder: Path, tables: dict[str, Table]) -> list[Path]:
+    """One file per list."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, table in tables.items():
+        path = folder / f"{name}.csv"
+        atomic_write(path, to_csv(table.columns, table.rows).encode())
+        written.append(path)
+    return written
+
+
+def check_atlas(path: Path, overwrite: bool) -> None:
+    """Refuse a file that is there, or whose name Embedding Atlas would not understand."""
+    if path.suffix != ".jsonl":
+        raise UserError(f"--export-atlas {path} must end in .jsonl.")
+    if not path.parent.is_dir():
+        raise UserError(f"There is no folder {path.parent}. Make it, or choose another --export-atlas.")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} is there already. Replace it with --overwrite, or choose another name.")
+
+
+def write_atlas(path: Path, found: Exploration, features: Tensor) -> None:
+    """A table for Embedding Atlas, one line per image: what it is, two coordinates, and precomputed neighbours.
+
+    Its format of neighbours is {"ids": [...], "distances": [...]} with row numbers from 0; the distance is 1 - p_win
+    among the other images. The coordinates are the two principal components of the features.
+    """
+    xy = _components(features)
+    others = found.support.others()
+    lines = []
+    for i, name in enumerate(found.collection.names):
+        kept = others[i] > 0
+        ids = found.support.neighbours[i][kept].tolist()
+        distances = [round(1 - p, 6) for p in others[i][kept].tolist()]
+        line = {
+            "id": i,
+            "file": name,
+            "split": found.collection.splits[found.collection.split_of[i]],
+            "label": found.collection.class_name(i) or None,
+            "x": round(float(xy[i, 0]), 6),
+            "y": round(float(xy[i, 1]), 6),
+            "neighbors": {"ids": ids, "distances": distances},
+        }
+        lines.append(json.dumps(line))
+    atomic_write(path, ("\n".join(lines) + "\n").encode())
+
+
+# ---- parts ----
+
+
+def _components(features: Tensor) -> Tensor:
+    """(N, 2): the two principal components; 0 for images that could not be read."""
+    rows = torch.nn.functional.normalize(torch.nan_to_num(features.float()), dim=1)
+    centred = rows - rows.mean(0)
+    _, _, axes = torch.linalg.svd(centred.T @ centred)  # (D, D), symmetric
+    found = centred @ axes[:2].T
+    return torch.nn.functional.pad(found, (0, 2 - found.shape[1]))
+
+
+def _sheet_name(number: int) -> str:
+    return f"sheet-{number:05d}.webp"
+
+
+def _beginning(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(512)
+
+
+def _base(images: Any, page: Path) -> str | None:
+    """The address of the folder that names of files begin in, seen from the page."""
+    place = Path(images.place)
+    if not images.place or not place.is_dir():
+        return None
+    root = place.parent if images.split else place
+    return quote(os.path.relpath(root.resolve(), page.parent.resolve()).replace(os.sep, "/")) + "/"
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _packed(values: Tensor, kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(values.numpy()).astype(kind).tobytes()).decode()
+
+
+def _histogram(p: Tensor) -> dict[str, Any]:
+    """Counts in equal bins from 0 to the next multiple of 5% above the largest."""
+    known = p[torch.isfinite(p)]
+    top = min(1.0, max(0.05, -(-float(known.max()) // 0.05) * 0.05)) if len(known) else 1.0
+    places = (known / top * _BINS).long().clamp(max=_BINS - 1)
+    mean = float(known.mean()) if len(known) else 0.0
+    return {"top": round(top, 2), "mean": mean, "counts": torch.bincount(places, minlength=_BINS).tolist()}
+
+
+def _sizes(looks: Looks) -> dict[str, Any]:
+    """In words, and the most common ones."""
+    counts = Counter(f"{w} \u00d7 {h}" for h, w in looks.sizes.tolist() if h)
+    common = counts.most_common(6)
+    if len(counts) <= 1:
+        text = common[0][0] if common else "none"
+    else:
+        sides = looks.sizes[looks.sizes[:, 0] > 0]
+        text = f"{int(sides.min()):,} to {int(sides.max()):,}"
+    return {"text": text, "common": common}

@@ -1,0 +1,229 @@
+"""The explorer: what its hunts find of what was planted, and how long it takes with how large a page.
+
+    python benchmarks/explore.py                                       # about six minutes on two cores
+    python benchmarks/explore.py --images 1000 --epochs 3 --large 1000 # a quick try
+
+Found: generated images, of which one in fifty is an exact copy, one in fifty a near copy and one in twenty-five has
+a wrong label, after a short pretraining. Wrong labels are ranked by p_win (as the explorer does: mass on the own
+label, equals by SelfClean's ratio), by p_win alone, by the share of agreeing nearest neighbours and by SelfClean's
+distance ratio, the latter two on features of the same encoder.
+
+Speed: a folder of PNG files, a run of three epochs on it, then from the finished run to the page, which Chromium
+opens and scrolls through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import report
+from PIL import Image
+from torch import Tensor
+
+from adasim.api import pretrain
+from adasim.data.synthetic.dataset import SyntheticImages, synthetic
+from adasim.explore.collection import collect
+from adasim.explore.duplicates import Group
+from adasim.explore.exploring import explore
+from adasim.explore.opening import Opened, Options, open_run
+from adasim.explore.support import support_of_features
+from adasim.explore.writing import write_page
+from adasim.recipes import get_recipe
+
+Pair = tuple[int, int]
+
+
+def found_of_planted(images: int, epochs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """Recall and precision of duplicates, and precision among the first suspects of wrong labels."""
+    data = synthetic(
+        images,
+        seed=seed,
+        duplicates=images // 50,
+        near_duplicates=images // 50,
+        wrong_labels=images // 25,
+    )
+    config = get_recipe("desk-resnet")
+    config.epochs, config.seed = epochs, seed
+    config.neighbors.window = min(config.neighbors.window, epochs - 1)
+    run = pretrain(config, folder / "run", data=data)
+    found = explore(open_run(run, Options(no_cache=True), print, images=data))
+    rows = duplicates_found(found.findings.groups, data)
+    mass, ratio, agreement = found.findings.mass, found.findings.ratio, found.findings.agreement
+    assert mass is not None
+    own = mass.own.masked_fill(~mass.known, 2)
+    by_ratio = ratio.nan_to_num(1).argsort(stable=True)
+    rankings = {
+        "p_win, equals by the ratio (the explorer's list)": found.findings.suspects,
+        "p_win alone": own.argsort(stable=True),
+        "agreeing neighbours (k = 10)": agreement.argsort(stable=True),
+        "agreeing neighbours, equals by the ratio": by_ratio[agreement[by_ratio].argsort(stable=True)],
+        "SelfClean's ratio": by_ratio,
+    }
+    wrong = torch.zeros(len(data), dtype=torch.bool)
+    wrong[[i for i, _ in data.planted.wrong_labels]] = True
+    for name, order in rankings.items():
+        first = {f"first {count}": percent(wrong[order[:count]]) for count in (50, 200)}
+        rows.append({"hunt": f"wrong labels: {name}", "planted": int(wrong.sum()), **first})
+    listed = found.findings.suspects
+    rows.append({"hunt": "wrong labels: whole list", "planted": int(wrong.sum()), "listed": len(listed)})
+    rows[-1] |= {
+        "recall": 100 * int(wrong[listed].sum()) / int(wrong.sum()),
+        "precision": percent(wrong[listed]),
+    }
+    return rows
+
+
+def duplicates_found(groups: list[Group], data: SyntheticImages) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    exact = {ordered(pair) for pair in data.planted.duplicates}
+    near = {ordered(pair) for pair in data.planted.near_duplicates}
+    anywhere = pairs_within(groups)
+    for name, planted in (
+        ("exact", exact),
+        ("near", near),
+        ("same scene", set()),
+        ("of any kind", exact | near),
+    ):
+        listed = pairs_within(group for group in groups if name in (group.kind, "of any kind"))
+        row = {"hunt": f"duplicates: {name}", "planted": len(planted), "listed": len(listed)}
+        if planted:
+            # An exact copy may stand in a group with a near one: it is found all the same.
+            row["recall"] = 100 * len(anywhere & planted) / len(planted)
+            row["precision"] = 100 * len(listed & planted) / max(1, len(listed))
+        rows.append(row)
+    return rows
+
+
+def pairs_within(groups: Iterable[Group]) -> set[Pair]:
+    return {
+        ordered((i, j))
+        for group in groups
+        for n, i in enumerate(group.members)
+        for j in group.members[n + 1 :]
+    }
+
+
+def speed(images: int, folder: Path) -> list[dict[str, Any]]:
+    """From a finished run on files to the page, and what a browser makes of it."""
+    data = synthetic(images)
+    for i in range(images):
+        path = folder / "photos" / f"{int(data.labels[i]):02d}" / f"{i:06d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(data.images[i, 0].numpy()).convert("RGB").save(path, compress_level=1)
+    config = get_recipe("desk-resnet")
+    config.epochs, config.neighbors.window = 3, 2
+    run = pretrain(config, folder / "large", data=str(folder / "photos"))
+    start = time.perf_counter()
+    opened = open_run(run, Options(no_cache=True), print)
+    features = time.perf_counter()
+    found = explore(opened)
+    hunts = time.perf_counter()
+    page = folder / "page.html"
+    written = write_page(page, found)
+    end = time.perf_counter()
+    size = sum(
+        file.stat().st_size for path in written for file in ([path] if path.is_file() else path.iterdir())
+    )
+    rows: list[dict[str, Any]] = [
+        {"what": "features and supports", "images": images, "value": features - start, "unit": "s"},
+        {"what": "thumbnails and hunts", "images": images, "value": hunts - features, "unit": "s"},
+        {"what": "writing the page", "images": images, "value": end - hunts, "unit": "s"},
+        {"what": "run to page", "images": images, "value": end - start, "unit": "s", "goal": "< 60"},
+        {"what": "page and sheets", "images": images, "value": size / 1e6, "unit": "MB"},
+    ]
+    return rows + browser(page, images)
+
+
+def browser(page: Path, images: int) -> list[dict[str, Any]]:
+    """First content, scrolling, and the heap, in headless Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        print("Chromium is not installed: the page was not opened.")
+        return []
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        window = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = window.new_page(viewport={"width": 1280, "height": 900})
+        tab.goto(page.as_uri())
+        tab.wait_for_selector("main h2")
+        ready = tab.evaluate("performance.now()")
+        paint = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        tab.goto(page.as_uri() + "#/surprising")
+        tab.wait_for_selector("article")
+        frames = tab.evaluate(
+            """async () => {
+                const times = [];
+                let last = performance.now();
+                for (let n = 0; n < 200; n++) {
+                    scrollBy(0, 700);
+                    await new Promise(requestAnimationFrame);
+                    times.push(performance.now() - last);
+                    last = performance.now();
+                }
+                return times.sort((a, b) => a - b);
+            }"""
+        )
+        for view in ("duplicates", "wrong-labels", "lonely", "neighbours?image=7", "neighbours", "overview"):
+            tab.goto(f"{page.as_uri()}#/{view}")
+            tab.wait_for_selector("main h2")
+        session = tab.context.new_cdp_session(tab)
+        session.send("Performance.enable")
+        metrics = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+        window.close()
+    rows = [
+        ("first content", max(paint, 0) / 1000, "s", "< 3"),
+        ("page ready", ready / 1000, "s", "< 3"),
+        ("scrolling, median frame", frames[len(frames) // 2], "ms", ""),
+        ("scrolling, 95% of frames", frames[int(len(frames) * 0.95)], "ms", ""),
+        ("heap after all views", metrics["JSHeapUsedSize"] / 1e6, "MB", "< 400"),
+    ]
+    return [{"what": w, "images": images, "value": v, "unit": u, "goal": g} for w, v, u, g in rows]
+
+
+def page_size(images: int, folder: Path) -> list[dict[str, Any]]:
+    """A page of larger images, whose thumbnails fill their tiles."""
+    data = synthetic(images, size=128)
+    features = torch.randn(images, 32, generator=torch.Generator().manual_seed(0))
+    found = explore(Opened(collect([data]), support_of_features(features), features, "random features"))
+    (page,) = write_page(folder / "small.html", found)
+    size = page.stat().st_size / 1e6
+    return [
+        {"what": "page, images of 128 pixels", "images": images, "value": size, "unit": "MB", "goal": "< 25"}
+    ]
+
+
+def ordered(pair: Pair) -> Pair:
+    return min(pair), max(pair)
+
+
+def percent(right: Tensor) -> float:
+    return 100 * float(right.double().mean()) if len(right) else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--large", type=int, default=20_000, help="images of the speed test; 0 leaves it out")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = found_of_planted(args.images, args.epochs, args.seed, Path(folder))
+        report("explore", vars(args), rows)
+        if args.large:
+            rows = speed(args.large, Path(folder)) + page_size(args.large // 10, Path(folder))
+            report("explore_speed", vars(args), rows, script="explore")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""The page in a real Chromium, opened from the disk with the network cut."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from explore.explored import HOSTILE, Explored, explored
+
+from adasim.explore.looks import COLUMNS
+from adasim.spreadsheet import to_csv
+from adasim.terminal import printable
+
+pytestmark = pytest.mark.slow  # it starts a browser
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def missing() -> str:
+    """What the tests of this file lack, if anything."""
+    if CHROMIUM is None:
+        return "Chromium is not installed (Debian: apt-get install chromium)"
+    for package in ("playwright", "axe_playwright_python"):
+        if importlib.util.find_spec(package) is None:
+            return f"the Python package {package} is not installed"
+    return ""
+
+
+if missing() and not os.environ.get("ADASIM_REQUIRE_BROWSER"):
+    pytest.skip(f"{missing()}, so the page is not tested", allow_module_level=True)
+
+
+class Tab:
+    """A page with everything that it asked for and complained about."""
+
+    def __init__(self, page: Any, explored: Explored) -> None:
+        self.page, self.explored = page, explored
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.route("**/*", self._answer)
+
+    def _answer(self, route: Any) -> None:
+        self.requests.append(route.request.url)
+        if route.request.url.startswith("file:"):
+            route.continue_()
+        else:
+            route.abort()
+
+    def open(self, view: str = "") -> None:
+        self.page.goto("about:blank")
+        self.page.goto(self.explored.page.as_uri() + view)
+        self.page.wait_for_selector("main h2")
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def hash(self) -> str:
+        return str(self.page.evaluate("location.hash"))
+
+    def export(self, name: str) -> str:
+        """The text of a file that the export dialog gives."""
+        self.page.click("#export")
+        with self.page.expect_download() as download:
+            self.page.get_by_role("button", name=name).click()
+        self.press("Escape")
+        return Path(download.value.path()).read_bytes().decode()
+
+    def rows(self, name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(self.export(name), newline="")))
+
+    def forget(self) -> None:
+        self.page.evaluate("localStorage.clear()")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    assert not missing(), missing()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    yield Tab(context.new_page(), explored(tmp_path_factory.mktemp("explored")))
+    context.close()
+
+
+@pytest.fixture
+def tab(shared: Tab) -> Iterator[Tab]:
+    """The page, fresh; at the end nothing may have left the disk, and nothing may have been complained about."""
+    shared.open()
+    shared.forget()
+    shared.requests.clear()
+    shared.complaints.clear()
+    yield shared
+    assert [url for url in shared.requests if not url.startswith("file:")] == []
+    assert shared.complaints == []
+    assert shared.page.evaluate("window.pwned") is None
+
+
+AXE = """axe.run(document, {
+    resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']
+})"""
+VIEWS = ("overview", "neighbours", "neighbours?image=3", "duplicates", "wrong-labels", "surprising", "lonely")
+
+
+def test_every_view_opens_from_the_disk_without_a_request_or_a_complaint(tab: Tab) -> None:
+    for view in VIEWS:
+        tab.open(f"#/{view}")
+        assert tab.page.locator("nav a[aria-current=page]").count() == 1
+    assert set(tab.requests) <= {tab.explored.page.as_uri() + f"#/{view}" for view in VIEWS} | {
+        tab.explored.page.as_uri()
+    }
+    shown = tab.page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert all(name.startswith(("blob:", "data:")) for name in shown)
+
+
+def test_ten_items_are_reviewed_by_keyboard_alone_and_survive_a_reload(tab: Tab) -> None:
+    table = tab.explored.found.tables["surprising"]
+    ids = [row[0] for row in table.rows[:10]]
+    assert len(ids) == 10
+    tab.press("]", "]", "]", "]")
+    assert tab.hash() == "#/surprising"
+    keys = ["1", "2", "3", "4", "2", "1", "2", "4", "1", "3"]
+    tab.press(*keys)
+    assert "10 of" in tab.page.inner_text("#progress")
+    tab.press("u")  # the last one was a mistake
+    tab.press("2")
+    keys[-1] = "2"
+    tab.page.reload()
+    tab.page.wait_for_selector("article")
+    meaning = {"1": "keep", "2": "reject", "3": "relabel", "4": "unsure"}
+    rows = tab.rows("verdicts.csv")
+    assert {row["id"]: row["verdict"] for row in rows} == {
+        i: meaning[key] for i, key in zip(ids, keys, strict=True)
+    }
+    assert {row["view"] for row in rows} == {"surprising"}
+    tab.press("k", "k", "u")  # the page was loaded anew: there is nothing to undo, and nothing breaks
+    assert len(tab.rows("verdicts.csv")) == 10
+
+
+def test_a_group_of_duplicates_keeps_the_image_that_was_chosen(tab: Tab) -> None:
+    group = tab.explored.found.findings.groups[0]
+    assert group.straddles
+    tab.open("#/duplicates")
+    tab.press("ArrowRight", "ArrowRight", "m", "2")  # the second image instead of the first
+    verdicts = {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")}
+    kept = group.members[1]
+    assert verdicts == {i: "keep" if i == kept else "reject" for i in group.members}
+    tab.press("u")
+    assert tab.rows("verdicts.csv") == []
+
+
+def test_a_wrong_label_takes_the_suggestion(tab: Tab) -> None:
+    row = tab.explored.found.tables["wrong-labels"].rows[0]
+    tab.open("#/wrong-labels")
+    tab.press("3")
+    (verdict,) = json.loads(tab.export("verdicts.json"))
+    columns = tab.explored.found.tables["wrong-labels"].columns
+    expected = dict(zip(columns, row, strict=True))
+    assert (verdict["id"], verdict["new_label"]) == (expected["id"], expected["suggested"])
+
+
+@pytest.mark.parametrize("name", ["duplicates", "wrong-labels", "surprising", "lonely"])
+def test_an_exported_list_is_pythons_list_to_the_byte(tab: Tab, name: str) -> None:
+    table = tab.explored.found.tables[name]
+    tab.open(f"#/{name}")
+    assert tab.export(f"{name}.csv") == to_csv(table.columns, table.rows)
+    as_objects = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert json.loads(tab.export(f"{name}.json")) == as_objects
+
+
+def test_hostile_file_names_stay_text(tab: Tab) -> None:
+    names = tab.explored.found.collection.names
+    for hostile in HOSTILE:
+        image = names.index(f"train/blue/{printable(hostile)}")
+        tab.open(f"#/neighbours?image={image}")
+        shown = tab.page.evaluate("[...document.querySelectorAll('main bdi')].map(e => e.textContent)")
+        assert names[image] in shown
+        tab.open(f"#/wrong-labels?q={image}")
+    assert "\\u202egnp.exe.png" in "".join(names)  # the direction of writing is spelled out
+    (byte,) = [name for name in names if "bytes-" in name]
+    assert byte.endswith("bytes-\\xff.png")
+    assert tab.page.locator("img, iframe, object").count() == 0
+    tab.open("#/duplicates")
+    first = tab.page.inner_text("article >> nth=0")
+    assert "</script>alert(1)" in first
+    # A verdict on such a name comes back from a spreadsheet as it was.
+    (formula,) = [i for i, name in enumerate(names) if "=HYPERLINK" in name]
+    tab.open(f"#/neighbours?image={formula}")
+    tab.press("2")
+    (row,) = tab.rows("verdicts.csv")
+    assert row["file"] == names[formula]
+
+
+def test_back_and_forward_walk_through_the_views_that_were_seen(tab: Tab) -> None:
+    tab.open("#/wrong-labels")
+    tab.press("j", "j")
+    at = tab.hash()
+    assert at == "#/wrong-labels?at=2"
+    tab.press("ArrowRight", "ArrowRight", "Enter")  # the first neighbour of the third suspect
+    first = tab.hash()
+    assert first.startswith("#/neighbours?image=")
+    tab.page.click(".around .grid a >> nth=1")
+    second = tab.hash()
+    assert second != first
+    tab.page.go_back()
+    tab.page.wait_for_function("wanted => location.hash === wanted", arg=first)
+    tab.press("Backspace")
+    tab.page.wait_for_function("wanted => location.hash === wanted", arg=at)
+    assert tab.page.locator("article.current").get_attribute("aria-posinset") == "3"
+    tab.page.go_forward()
+    tab.page.wait_for_function("wanted => location.hash === wanted", arg=first)
+    image = int(first.rpartition("=")[2])
+    shown = tab.page.inner_text(".details")
+    assert tab.explored.found.collection.names[image] in shown
+
+
+def test_a_cell_of_the_confusion_filters_and_the_search_finds(tab: Tab) -> None:
+    tab.page.click(".matrix a >> nth=0")
+    assert "from=0&to=1" in tab.hash()
+    tab.open("#/neighbours")
+    tab.press("/")
+    tab.page.keyboard.type("leak")
+    tab.press("Enter")
+    assert tab.page.locator(".grid a").count() == 1
+    tab.page.click(".grid a")
+    assert "test/blue/leak.png" in tab.page.inner_text(".details")
+    link = tab.page.get_by_role("link", name="Open the file").get_attribute("href")
+    assert (tab.explored.page.parent / str(link)).resolve().read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "views"),
+    [("light", 1280, VIEWS), ("dark", 390, ("overview", "neighbours?image=3", "wrong-labels"))],
+)
+def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
+    tab: Tab, scheme: str, width: int, views: tuple[str, ...]
+) -> None:
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+    tab.page.emulate_media(color_scheme=scheme)
+    tab.page.set_viewport_size({"width": width, "height": 900})
+    try:
+        for view in views:
+            tab.open(f"#/{view}")
+            tab.page.evaluate(axe)
+            found = tab.page.evaluate(AXE)
+            serious = [
+                (view, rule["id"], [node["html"][:200] for node in rule["nodes"][:2]])
+                for rule in found["violations"]
+                if rule["impact"] in ("serious", "critical")
+            ]
+            assert serious == []
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    finally:
+        tab.page.emulate_media(color_scheme="light")
+        tab.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_a_long_list_keeps_few_items_in_the_page(browser: Any, tab: Tab) -> None:
+    tab.open("#/surprising")
+    tab.press("End")
+    count = len(tab.explored.found.tables["surprising"].rows)
+    assert tab.page.locator("article.current").get_attribute("aria-posinset") == str(count)
+    assert tab.page.locator("article").count() < 16
+
+
+def test_without_labels_the_label_view_says_why_it_is_empty(browser: Any, tmp_path: Path) -> None:
+    """And thumbnails that the page has no room for are found beside it."""
+    page = browser.new_page()
+    tab = Tab(page, explored(tmp_path, labels=False, inline_bytes=1000))
+    tab.open("#/wrong-labels")
+    assert "no labels" in page.inner_text("main")
+    tab.open("#/duplicates")
+    loaded = page.evaluate(
+        """async () => {
+            const image = new Image();
+            image.src = document.querySelector('.picture').style.backgroundImage.slice(5, -2);
+            await image.decode();
+            return image.naturalWidth;
+        }"""
+    )
+    assert loaded == COLUMNS * 32
+    assert tab.complaints == []
+    page.close()

@@ -1,0 +1,253 @@
+"""`adasim explore`: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from explore.explored import Explored, explored
+from helpers import fill, in_one_line, photos_of_patterns, refusal, small_disk
+
+from adasim.cli.main import main
+from adasim.explore.writing import as_json, write_page
+from adasim.spreadsheet import original, read_csv, safe, to_csv
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Explored:
+    return explored(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """48 photos of two classes, and features of them."""
+    photos_of_patterns(tmp_path / "photos", "class{c}/{i:02d}.png")
+    values = np.random.default_rng(0).normal(size=(48, 8)).astype(np.float32)
+    np.savez(tmp_path / "mine.npz", features=values)
+    return tmp_path
+
+
+def payload(page: Path) -> dict[str, Any]:
+    found = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S
+    )
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_a_run_is_explored_with_its_own_memory_and_test_images(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    main(["explore", str(run), "--csv", str(tmp_path / "lists"), "--out", str(run / "explore.html")])
+    assert "surprising" in in_one_line(capsys.readouterr().out)
+    data = payload(run / "explore.html")
+    assert (data["count"], data["train"], data["splits"]) == (48 + 256, 48, ["train", "test"])
+    assert data["windowed"]
+    for name, table in data["tables"].items():
+        written = (tmp_path / "lists" / f"{name}.csv").read_bytes().decode()
+        assert written == to_csv(table["columns"], table["rows"])
+    assert set(data["tables"]) == {"duplicates", "wrong-labels", "surprising", "lonely"}
+    # The memory never saw a test image: that nobody lists it says nothing.
+    assert all(int(row[0]) < 48 for row in data["tables"]["lonely"]["rows"])
+    # What an exploration leaves in a run does not stand in the way of --overwrite.
+    from adasim.runs.overwrite import check_replaceable
+
+    check_replaceable(run)
+
+
+def test_any_encoder_explores_any_images(photos: Path) -> None:
+    """Here an untrained one, which needs no network."""
+    page = photos / "page.html"
+    arguments = ["--backbone", "vit_mini", "--random-weights", "--size", "16", "--no-cache", "--workers", "0"]
+    main(
+        [
+            "explore",
+            *arguments,
+            "--data",
+            str(photos / "photos"),
+            "--passes",
+            "2",
+            "--k",
+            "3",
+            "--out",
+            str(page),
+        ]
+    )
+    data = payload(page)
+    assert data["count"] == 48
+    assert "2 augmented passes" in data["origin"]
+
+
+def test_features_of_somebody_else_and_neighbours_for_embedding_atlas(photos: Path) -> None:
+    atlas = photos / "atlas.jsonl"
+    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(photos / "photos")]
+    main([*asked, "--out", str(photos / "page.html"), "--export-atlas", str(atlas), "--k", "5"])
+    lines = [json.loads(line) for line in atlas.read_text().splitlines()]
+    values = torch.from_numpy(np.load(photos / "mine.npz")["features"]).double()
+    unit = values / values.norm(dim=1, keepdim=True)
+    for i, line in enumerate(lines):
+        cosines = unit @ unit[i]
+        cosines[i] = -9
+        assert line["id"] == i
+        assert line["neighbors"]["ids"] == cosines.topk(5).indices.tolist()
+        assert line["neighbors"]["distances"] == sorted(line["neighbors"]["distances"])
+        assert abs(sum(1 - d for d in line["neighbors"]["distances"]) - 1) < 1e-4
+    spread = torch.tensor([[line["x"], line["y"]] for line in lines])
+    assert spread[:, 0].var() >= spread[:, 1].var() > 0
+    assert not payload(photos / "page.html")["windowed"]
+
+
+def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(photos / "photos")]
+    page, lists = photos / "page.html", photos / "lists"
+    main([*asked, "--out", str(page), "--csv", str(lists)])
+    before = page.read_bytes()
+    assert "--overwrite" in refusal([*asked, "--out", str(page)], capsys)
+    assert "--overwrite" in refusal([*asked, "--csv", str(lists)], capsys)
+    page.write_bytes(b"mine")
+    assert "no page of adasim explore" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+    assert page.read_bytes() == b"mine"
+    page.write_bytes(before)
+    main([*asked, "--out", str(page), "--csv", str(lists), "--overwrite"])
+    assert page.read_bytes() == before  # the same images, the same page
+    beside = photos / "page-sheets"
+    beside.mkdir()
+    (beside / "holiday.jpg").touch()
+    assert "holiday.jpg" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "What is to be explored"),
+        (["RUN", "--backbone", "resnet18"], "one of them alone"),
+        (["--backbone", "resnet18"], "--backbone needs --data"),
+        (["nowhere"], "nowhere"),
+        (["photos"], "photos is not"),
+        (["RUN", "--data", "photos"], "--backbone RUN --data photos"),
+        (["--features", "mine.npz", "--data", "photos", "--out", "page.pdf"], ".html"),
+        (["--features", "mine.npz", "--data", "photos", "--out", "nowhere/page.html"], "nowhere"),
+        (["--features", "short.npz", "--data", "photos"], "40 features and photos 48 images"),
+        (["--features", "two.npz", "--data", "photos"], "named features"),
+        (["--features", "photos/class0/00.png", "--data", "photos"], "cannot be read"),
+        (["--features", "mine.npz", "--data", "photos", "--tau", "0"], "--tau"),
+        (["--features", "mine.npz", "--data", "photos", "--export-atlas", "atlas.csv"], ".jsonl"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_leaves_nothing(
+    photos: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    np.savez(photos / "short.npz", features=np.zeros((40, 3), dtype=np.float32))
+    np.savez(photos / "two.npz", a=np.zeros((48, 3)), b=np.zeros((48, 3)))
+    monkeypatch.chdir(photos)
+    assert words in refusal(["explore", *arguments], capsys)
+    assert not list(photos.glob("*.html"))
+
+
+def test_a_run_whose_images_changed_is_not_explored_with_the_wrong_neighbours(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    facts = json.loads((run / "data.json").read_text())
+    facts["fingerprint"] = "0" * 64
+    (run / "data.json").write_text(json.dumps(facts))
+    assert "not those that" in refusal(["explore", str(run)], capsys)
+
+
+def test_the_page_is_the_same_from_the_same_images_and_holds_no_markup_of_theirs(small: Explored) -> None:
+    text = small.page.read_text("utf-8")
+    assert text.count("</script>") == 2  # the data and the code
+    assert "\u2028" not in text
+    assert "\u202e" not in text
+    assert payload(small.page)["names"] == small.found.collection.names
+
+
+def test_json_within_a_page_is_ascii_without_brackets() -> None:
+    hostile = {"</script><!--": "\u2028&\ud800"}
+    text = as_json(hostile)
+    assert text.isascii()
+    assert not set("<>&").intersection(text)
+    assert json.loads(text) == hostile
+
+
+def test_csv_fields_are_no_formulas_and_come_back_as_they_were(tmp_path: Path) -> None:
+    fields = [
+        "=1+1",
+        "+cmd",
+        "-2+3",
+        "@sum",
+        "'quoted",
+        "''",
+        "plain",
+        '"',
+        "a,b",
+        "two\r\nlines",
+        "-0.5",
+        "7",
+        "",
+    ]
+    for field in fields:
+        written = safe(field)
+        assert original(written) == field
+        assert written[:1] not in ("=", "+", "@", "\t", "\r", "\n")
+        assert written[:1] != "-" or float(written) < 0
+    path = tmp_path / "fields.csv"
+    path.write_text(to_csv(["a", "b"], [(field, "x") for field in fields]), newline="")
+    with open(path, newline="") as file:
+        assert [row[0] for row in csv.reader(file)][1:] == [safe(field) for field in fields]
+    columns, rows = read_csv(path)
+    assert columns == ["a", "b"]
+    assert [row["a"] for row in rows] == fields
+
+
+def test_a_test_copy_of_a_training_image_is_listed_first_and_the_test_image_kept(small: Explored) -> None:
+    table = small.found.tables["duplicates"]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    first = [row for row in rows if row["group"] == "1"]
+    assert {row["straddles"] for row in first} == {"yes"}
+    assert first[0]["file"] == "test/blue/leak.png"
+    assert [row["keep"] for row in first] == ["yes"] + ["no"] * (len(first) - 1)
+    assert "train/blue/00.png" in {row["file"] for row in first}
+
+
+def test_an_image_that_cannot_be_read_has_no_thumbnail_and_no_findings_of_its_pixels(small: Explored) -> None:
+    (torn,) = [i for i, name in enumerate(small.found.collection.names) if "torn" in name]
+    assert set(small.found.looks.unreadable) == {torn}
+    assert payload(small.page)["unreadable"] == 1
+    assert all(torn not in group.members for group in small.found.findings.groups)
+
+
+def test_sheets_beside_a_page_go_when_the_page_needs_them_no_more(small: Explored, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert write_page(page, small.found, inline_bytes=1000) == [page, tmp_path / "page-sheets"]
+    assert len(list((tmp_path / "page-sheets").iterdir())) == len(small.found.looks.sheets)
+    assert payload(page)["sheets"]["inline"] is None
+    assert write_page(page, small.found) == [page]
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert len(payload(page)["sheets"]["inline"]) == len(small.found.looks.sheets)
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_old_page(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(photos / "photos")]
+    with small_disk(photos / "disk", "1m") as disk:
+        page = disk / "page.html"
+        main([*asked, "--out", str(page)])
+        before = page.read_bytes()
+        fill(disk / "full")
+        assert "No space left" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+        assert page.read_bytes() == before
+        assert sorted(path.name for path in disk.iterdir()) == ["full", "page.html"]

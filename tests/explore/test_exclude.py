@@ -1,0 +1,139 @@
+"""Verdicts that leave images out of pretraining and evaluation; no file is ever touched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import photos_of_patterns, refusal
+
+from adasim.api import evaluate, pretrain
+from adasim.cli.main import main
+from adasim.config import Config
+from adasim.data import leave_out, open_images
+from adasim.data.sources.excluded import file_key
+from adasim.run import load_run
+from adasim.spreadsheet import to_csv
+
+
+def verdicts(path: Path, given: dict[str, str]) -> Path:
+    """A file as the page exports it."""
+    columns = ["id", "split", "file", "label", "verdict", "new_label", "view"]
+    rows = [("0", "train", name, "", verdict, "", "lonely") for name, verdict in given.items()]
+    path.write_text(to_csv(columns, rows), newline="")
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    photos_of_patterns(tmp_path / "photos", "class{c}/{i:02d}.png")
+    (tmp_path / "photos" / "class0" / "00.png").rename(tmp_path / "photos" / "class0" / "=odd, \u202e.png")
+    return tmp_path / "photos"
+
+
+def test_rejected_images_are_left_out_and_all_others_stay_as_they_were(photos: Path, tmp_path: Path) -> None:
+    whole = open_images(str(photos))
+    names = [file_key(whole, i) for i in range(48)]
+    odd = "class0/=odd, \\u202e.png"  # as the page shows it
+    given = {odd: "reject", "class1/03.png": "reject", "class1/05.png": "keep", "class0/02.png": "unsure"}
+    left = leave_out(whole, verdicts(tmp_path / "v.csv", given))
+    gone = {"class0/=odd, \u202e.png", "class1/03.png"}
+    kept = [i for i in range(48) if names[i] not in gone]
+    assert len(left) == len(kept) == 46
+    for place, i in enumerate(kept):
+        assert left.where(place) == whole.where(i)
+        assert torch.equal(left.load(place), whole.load(i))
+    assert left.labels is not None
+    assert whole.labels is not None
+    assert torch.equal(left.labels, whole.labels[kept])
+    assert left.fingerprint() != whole.fingerprint()
+    assert "2 rejected by verdict" in left.left_out
+    assert leave_out(whole, None) is whole
+    assert sum(path.is_file() for path in photos.rglob("*")) == 48  # nothing was deleted or moved
+
+
+def test_a_divided_folder_tells_train_and_test_apart(tmp_path: Path) -> None:
+    photos_of_patterns(tmp_path / "photos" / "train", "class{c}/{i:02d}.png")
+    shutil.copytree(tmp_path / "photos" / "train", tmp_path / "photos" / "test")
+    given = verdicts(tmp_path / "v.csv", {"test/class0/02.png": "reject"})
+    sizes = [
+        len(leave_out(open_images(str(tmp_path / "photos"), split=split), given))
+        for split in ("train", "test")
+    ]
+    assert sizes == [48, 47]
+
+
+def test_images_in_memory_are_left_out_by_their_number(tmp_path: Path) -> None:
+    whole = open_images("synthetic:48", size=16)
+    given = verdicts(tmp_path / "v.csv", {file_key(whole, 7): "reject"})
+    left = leave_out(whole, given)
+    array, all_of_them = left.as_array(), whole.as_array()
+    assert array is not None
+    assert all_of_them is not None
+    assert torch.equal(array, torch.cat([all_of_them[:7], all_of_them[8:]]))
+
+
+def test_a_run_never_sees_a_rejected_image_and_resumes_with_the_same_ones(
+    small: Callable[..., Config], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = verdicts(tmp_path / "v.csv", {"class0/02.png": "reject", "class1/03.png": "reject"})
+    config = small(data__source=str(photos), data__exclude=str(given), epochs=2)
+    run = pretrain(config, tmp_path / "run")
+    assert "46 images" in capsys.readouterr().out
+    assert len(load_run(run).images()) == 46
+    assert json.loads((run / "config.json").read_text())["data"]["exclude"] == str(given)
+    main(["pretrain", "--resume", str(run), "--epochs", "3"])
+    memory = load_run(run).memory
+    assert memory is not None
+    assert memory.num_images == 46
+    verdicts(given, {"class0/02.png": "reject"})
+    assert "other data" in refusal(["pretrain", "--resume", str(run), "--epochs", "4"], capsys)
+
+
+def test_an_evaluation_leaves_them_out_too(
+    finished: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = verdicts(tmp_path / "v.csv", {"class0/02.png": "reject"})
+    report = evaluate(finished, "knn", data=str(photos), exclude=given, save=False, no_cache=True, workers=0)
+    facts: dict[str, Any] = report.results[0].data
+    assert facts["train_images"] + facts["test_images"] == 47
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a,b\r\n1,2\r\n", "no list of verdicts"),
+        (b"\xff\xfe", "not UTF-8"),
+        (None, "No such file"),
+        (b'id,file,verdict\r\n0,"open', "not a CSV file"),
+    ],
+)
+def test_a_file_that_is_no_list_of_verdicts_is_refused_before_anything_begins(
+    content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "v.csv"
+    if content is not None:
+        path.write_bytes(content)
+    out = tmp_path / "run"
+    asked = ["pretrain", "desk-vit", "--data", "synthetic:48", "--exclude", str(path), "--out", str(out)]
+    assert words in refusal(asked, capsys)
+    assert not out.exists()
+
+
+def test_rejecting_everything_is_refused(photos: Path, tmp_path: Path) -> None:
+    whole = open_images(str(photos))
+    names = {file_key(whole, i): "reject" for i in range(48)}
+    names["class0/=odd, \\u202e.png"] = "reject"
+    with pytest.raises(Exception, match="reject all 48 images"):
+        leave_out(whole, verdicts(tmp_path / "v.csv", names))
+
+
+def test_verdicts_that_a_spreadsheet_saved_with_semicolons_are_read(photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "v.csv"
+    path.write_bytes("\ufeffid;file;verdict\r\n0;class0/02.png;reject\r\n".encode())
+    assert len(leave_out(open_images(str(photos)), path)) == 47
