@@ -17,7 +17,7 @@ The names most people need, loaded when first used so that `adasim.neighbors` ne
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "NeighborMemory",
     "PairDataset",
