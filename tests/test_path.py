@@ -1,0 +1,52 @@
+"""The README's first example, line by line: from a folder of photos to an encoder in use."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import in_one_line
+from PIL import Image
+
+from adasim.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+
+def test_from_a_folder_of_photos_to_an_encoder_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    random = np.random.default_rng(0)
+    for i in range(32):
+        small = Image.fromarray(random.integers(0, 256, (6, 8, 3), np.uint8))
+        small.resize((80 + i, 60), Image.Resampling.BICUBIC).save(f"photos/IMG_{i:04}.jpg")
+
+    def adasim(line: str) -> str:
+        main(line.split())
+        return in_one_line(capsys.readouterr().out)
+
+    said = adasim("pretrain photos --data photos --out runs/photos --hours 0.002 --yes")
+    assert "32 images without labels" in said
+    assert "images/s" in said
+    more = 1 + int(
+        in_one_line(Path("runs/photos/config.json").read_text()).split('"epochs": ')[1].split(",")[0]
+    )
+    assert f"now has {more}" in adasim(f"pretrain --resume runs/photos --epochs {more}")
+    assert "explore.html" in adasim("explore runs/photos")
+    assert "RankMe" in adasim("eval views runs/photos")
+    adasim("embed runs/photos --data photos --out features.npz")
+    with np.load("features.npz") as found:
+        assert found["features"].shape == (32, 128)
+        assert [Path(name).name for name in found["files"]] == [f"IMG_{i:04}.jpg" for i in range(32)]
+    similar = adasim("similar runs/photos photos/IMG_0003.jpg --in photos -k 5")
+    assert similar.count("IMG_") >= 5
+    assert list(Path().glob("*similar*.png"))
+    needs = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime", "pt2": "torch"}
+    for library, package in needs.items():
+        if find_spec(package) is not None:
+            adasim(f"export runs/photos --to {library}")
+            assert (Path(f"runs/photos-{library}") / "README.md").is_file()
