@@ -81,7 +81,8 @@ def test_a_method_of_ones_own_trains_from_python(tmp_path: Path) -> None:
 
 def test_a_pair_policy_of_ones_own_is_one_file(tmp_path: Path) -> None:
     plugin, run = str(EXAMPLES / "own_pairs.py"), tmp_path / "run"
-    main(["pretrain", "desk-resnet", "--plugin", plugin, "--pairs", "mutual", *TINY, "--out", str(run)])
+    words = ["pretrain", "desk-resnet", "--plugin", plugin, "--pairs", "mutual", *TINY]
+    main([*words, "--epochs", "6", "--out", str(run)])
     ratios = [line["bootstrap_ratio"] for line in metrics(run) if "bootstrap_ratio" in line]
     assert ratios[0] == 0
     assert ratios[-1] > 0

@@ -285,7 +285,7 @@ def run_of(pid: int, started: int) -> str:
 
 WINDOWS = """
 import os, random, sys
-import torch, tensorboard, torch.distributed
+import timm, torch, tensorboard, torch.distributed
 import adasim.config
 sys.modules["fcntl"] = None
 del os.register_at_fork
