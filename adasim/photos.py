@@ -9,15 +9,9 @@ photos need.
 
 from __future__ import annotations
 
-import os
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from adasim.config import (
     Config,
@@ -28,20 +22,19 @@ from adasim.config import (
     SaveConfig,
     ViewsConfig,
 )
-from adasim.data import ImageSet, Unreadable, describe, open_images, worker_count
+from adasim.data import ImageSet, describe, open_images
 from adasim.errors import UserError
+from adasim.forecast import Line, lines
 from adasim.methods import DinoSettings, SimSiamSettings
-from adasim.ranks.processes import Distributed
+from adasim.ranks.processes import ALONE, Distributed
 from adasim.recipes import for_epochs
 from adasim.registry import METHODS
 from adasim.train.footprint import Footprint
-from adasim.train.micro import free_bytes
+from adasim.train.micro import ROOM, choose_micro_batches, free_bytes
 from adasim.train.progress import duration
 from adasim.train.trial import time_steps
-from adasim.units import scaled
 
 _FEWEST = 16  # images; fewer have no neighbours worth the name
-_LOOKED_AT = 24  # images whose size is looked up
 _SPARE = 0.9  # of the time: the rest is for starting, saving and a busy machine
 _MOST_EPOCHS = 400
 _LEAST_EPOCHS = 4  # below, no window of lists would be full in time
@@ -63,7 +56,7 @@ class Proposal:
     config: Config
     seconds: float
     """What the run will take at the speed that was measured."""
-    reasons: tuple[tuple[str, str, str], ...]
+    reasons: list[Line]
     """What, how much, why: the lines of the plan."""
 
 
@@ -103,8 +96,9 @@ def propose(
     epochs = min(epochs, _MOST_EPOCHS)
     config = for_epochs(chosen.config, epochs)
     seconds = epochs * len(images) / speed
-    reasons = _reasons(config, chosen.setting, images, speed, seconds, free, str(ranks.device))
-    return Proposal(config, seconds, reasons)
+    why = f"{config.method}; the largest of {len(_SETTINGS)} that fits the time"
+    found = lines(config, images, str(ranks.device), free, speed, _at_once(config, free))
+    return Proposal(config, seconds, [*found[:2], ("model", chosen.setting.name, why), *found[2:]])
 
 
 class _Timed(NamedTuple):
@@ -136,7 +130,7 @@ def _climb(
             if ranks.device.type == "cpu" and seconds * hoped / len(images) < setting.epochs:
                 say(f"{setting.name} would take too long, by its arithmetic.")
                 break
-            if 1.2 * footprint.training_bytes(_smallest(config)) > free:
+            if ROOM * footprint.training_bytes(_smallest(config)) > free:
                 say(f"{setting.name} would not fit into memory.")
                 break
         say(f"{setting.name}: timing a few steps ...")
@@ -152,62 +146,6 @@ def _climb(
     return best
 
 
-def show(proposal: Proposal, console: Console) -> None:
-    """The plan as a table."""
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    for what, value, why in proposal.reasons:
-        table.add_row(Text(what, "bold"), value, Text(why, "dim"))
-    console.print(table)
-
-
-def _reasons(
-    config: Config,
-    setting: Setting,
-    images: ImageSet,
-    speed: float,
-    seconds: float,
-    free: float,
-    device: str,
-) -> tuple[tuple[str, str, str], ...]:
-    footprint = Footprint.count(config)
-    at_once = config.batch_size if config.micro_batch == "auto" else config.micro_batch
-    return (
-        (
-            "images",
-            f"{len(images):,}",
-            f"about {_size(images)} pixels; read by {worker_count(config.data.workers)} processes",
-        ),
-        ("machine", device, f"{os.cpu_count()} cores, {scaled(free, 'B')} of memory free"),
-        ("model", setting.name, f"{config.method}; the largest of {len(_SETTINGS)} that fits the time"),
-        (
-            "batch",
-            str(config.batch_size),
-            f"needs about {scaled(1.2 * footprint.training_bytes(at_once), 'B')}",
-        ),
-        ("speed", f"{speed:,.0f} images/s", f"measured; {duration(len(images) / speed)} an epoch"),
-        ("epochs", str(config.epochs), f"{duration(seconds)} in all"),
-        (
-            "neighbours",
-            f"w = {config.neighbors.window}, K = {config.neighbors.k}",
-            f"partners are drawn from epoch {config.neighbors.window + 1} on",
-        ),
-    )
-
-
-def _size(images: ImageSet) -> str:
-    """Of the median image of a few, by number of pixels."""
-    sizes = []
-    for i in range(0, len(images), max(1, len(images) // _LOOKED_AT)):
-        try:
-            sizes.append(tuple(images.load(i).shape[-2:]))
-        except Unreadable:
-            continue
-    if not sizes:
-        return "unknown"
-    height, width = statistics.median_low(sorted(sizes, key=lambda size: size[0] * size[1]))
-    return f"{width} x {height}"
-
-
 def _fitted(config: Config, source: str, count: int, device: str) -> Config:
     """The setting for so many images: a batch of at most an eighth of them."""
     batch = 1 << max(2, min(config.batch_size, count // 8).bit_length() - 1)
@@ -219,6 +157,10 @@ def _fitted(config: Config, source: str, count: int, device: str) -> Config:
         data=replace(config.data, source=source),
         neighbors=replace(config.neighbors, k=k),
     )
+
+
+def _at_once(config: Config, free: float) -> int:
+    return config.batch_size // choose_micro_batches(config, ALONE, free)[0]
 
 
 def _smallest(config: Config) -> int:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from adasim import forecast
 from adasim.cli.main import main
 from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory, ShardedMemory
@@ -132,3 +133,44 @@ def test_the_command_prints_sizes_and_advice(capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     for words in ("492 MB", "1.28 GB", "Received by one rank", "Exact search is affordable"):
         assert words in text
+
+
+def test_a_recipe_is_planned_on_its_images_and_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(
+        [
+            "plan",
+            "desk-resnet",
+            "--data",
+            "synthetic:64",
+            "--batch-size",
+            "16",
+            "--epochs",
+            "20",
+            "--device",
+            "cpu",
+        ]
+    )
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "64 images",
+        "about 32 x 32 pixels",
+        "16 at once",
+        "measured",
+        "an epoch",
+        "w = 5, K = 5",
+        "2 checkpoints",
+    ):
+        assert words in shown
+    assert not list(tmp_path.iterdir())  # nothing is written
+
+
+def test_a_plan_says_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forecast, "free_bytes", lambda device: 3e7)
+    with pytest.raises(SystemExit):
+        main(["plan", "desk-resnet", "--data", "synthetic:64", "--batch-size", "64", "--device", "cpu"])
+    assert "are free on cpu. Use --batch-size" in " ".join(capsys.readouterr().err.split())

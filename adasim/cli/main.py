@@ -8,7 +8,8 @@
     adasim similar RUN IMAGE --in FOLDER              the images most similar to one, as a table and a picture
     adasim export RUN --to timm                       for other libraries: timm, hf, onnx, pt2
     adasim explore RUN                                a page of neighbours, duplicates, wrong labels; any encoder, too
-    adasim plan --images 14000000 --ranks 8           what a run of that size needs, before you start it
+    adasim plan RECIPE --data FOLDER                  memory, time and disk of a run here, before you start it
+    adasim plan --images 14000000 --ranks 8           the same for a size and a number of processes, counted
 
 Bad input gets one sentence and exit code 2. What a signal stopped ends with 128 + its number: 130 after Ctrl-C.
 """
@@ -84,9 +85,9 @@ def explore(arguments: Sequence[str]) -> None:
 
 def plan(arguments: Sequence[str]) -> None:
     """`adasim plan`"""
-    from adasim.plan import main as show_plan
+    from adasim.cli.plan import main as run
 
-    show_plan(arguments)
+    run(arguments)
 
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
@@ -97,7 +98,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "similar": (similar, "the images most similar to one: a table and a picture"),
     "export": (export, "for other libraries: timm, Hugging Face, ONNX, pt2"),
     "explore": (explore, "a page to go through neighbours, duplicates, wrong labels and outliers"),
-    "plan": (plan, "memory, traffic and arithmetic of a run before you start it"),
+    "plan": (plan, "memory, time and disk of a run, before you start it"),
 }
 
 

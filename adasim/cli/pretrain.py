@@ -59,19 +59,9 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"Name a recipe before the options: one of photos, {', '.join(RECIPES)}.")
     if recipe == "photos":
         return photos(rest)
-    config = get_recipe(recipe)
-    for epochs in option_values(rest, "--epochs")[-1:]:
-        config = shortened(config, epochs)
-    for method in option_values(rest, "--method")[-1:]:
-        config = with_method(config, method)
-    for pairs in option_values(rest, "--pairs")[-1:]:
-        if pairs in PAIRS:  # an unknown one is refused when the option is read
-            config = replace(config, pairs=pairs, pair_settings=None)
-    default = with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
     if "-h" in rest:
-        return show_common_options(recipe, default)
-    about = f"{RECIPES[recipe].__doc__}\n\nA run that was stopped goes on with: adasim pretrain --resume RUN"
-    parsed = parse(default, rest, f"adasim pretrain {recipe}", about)
+        return show_common_options(recipe, starting_point(recipe, rest))
+    parsed = configured(recipe, rest, f"adasim pretrain {recipe}")
 
     from adasim.api import (
         pretrain as run,  # torch is slow to import, and a list of recipes must not wait for it
@@ -79,6 +69,26 @@ def main(arguments: Sequence[str]) -> None:
 
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)
     say_where(parsed.out)
+
+
+def configured(recipe: str, options: Sequence[str], program: str) -> Any:
+    """The arguments of a run: a recipe with the options that were typed after it."""
+    default = starting_point(recipe, options)
+    about = f"{RECIPES[recipe].__doc__}\n\nA run that was stopped goes on with: adasim pretrain --resume RUN"
+    return parse(default, options, program, about)
+
+
+def starting_point(recipe: str, options: Sequence[str]) -> Any:
+    """The recipe's own arguments, where options decide which others there are: method, pairs, epochs."""
+    config = get_recipe(recipe)
+    for epochs in option_values(options, "--epochs")[-1:]:
+        config = shortened(config, epochs)
+    for method in option_values(options, "--method")[-1:]:
+        config = with_method(config, method)
+    for pairs in option_values(options, "--pairs")[-1:]:
+        if pairs in PAIRS:  # an unknown one is refused when the option is read
+            config = replace(config, pairs=pairs, pair_settings=None)
+    return with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
 
 
 @dataclass(kw_only=True)
@@ -104,7 +114,8 @@ def photos(arguments: Sequence[str]) -> None:
         PhotosArguments, args=arguments, prog="adasim pretrain photos", return_unknown_args=True
     )
     from adasim.api import pretrain as run
-    from adasim.photos import propose, show
+    from adasim.forecast import show
+    from adasim.photos import propose
 
     console = terminal.console()
     if not own.yes and not sys.stdin.isatty():
@@ -115,7 +126,7 @@ def photos(arguments: Sequence[str]) -> None:
     default = with_settings(PretrainArguments, proposal.config)(out=own.out, config=proposal.config)
     parsed = parse(default, rest, "adasim pretrain photos", None)
     console.print()
-    show(proposal, console)
+    show(proposal.reasons, console)
     if not own.yes and console.input("\nStart? [Y/n] ").strip().lower() not in ("", "y", "yes"):
         return
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)

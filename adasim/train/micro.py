@@ -27,7 +27,7 @@ from adasim.train.footprint import Footprint
 from adasim.train.state import TrainState
 from adasim.units import scaled
 
-_ROOM = 1.2  # what a step takes, over what is counted: the largest temporary, workspaces, fragments
+ROOM = 1.2  # what a step takes, over what is counted: the largest temporary, workspaces, fragments
 _SURELY = 600  # a step's activations are no more than so many times its views
 
 
@@ -56,9 +56,9 @@ def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tup
     if _bytes_of_views(config, share) * _SURELY < free:
         return 1, None
     footprint = Footprint.count(config)
-    if (needed := _ROOM * footprint.training_bytes(share)) <= free:
+    if (needed := ROOM * footprint.training_bytes(share)) <= free:
         return 1, None
-    fitting = [n for n in divisors(share) if _ROOM * footprint.training_bytes(n) <= free]
+    fitting = [n for n in divisors(share) if ROOM * footprint.training_bytes(n) <= free]
     amounts = f"needs about {scaled(needed, 'B')} and {scaled(free, 'B')} are free on {ranks.device}"
     too_much = f"A step of {share} images {amounts}"
     if not fitting:

@@ -24,9 +24,16 @@ class Speed(NamedTuple):
     """Seconds of training per image, without waiting for its pixels."""
 
 
-def time_steps(config: Config, images: ImageSet, ranks: Distributed, *, seconds: float = 4.0) -> Speed:
-    """At least two steps after one that warms up, and more until `seconds` have passed. Nothing is kept of them."""
-    config = replace(config, batch_size=min(config.batch_size, len(images)), device=str(ranks.device))
+def time_steps(
+    config: Config, images: ImageSet, ranks: Distributed, *, at_once: int | None = None, seconds: float = 4.0
+) -> Speed:
+    """At least two steps after one that warms up, and more until `seconds` have passed. Nothing is kept of them.
+
+    `at_once` is the size of a micro-batch, where a batch has several.
+    """
+    config = replace(
+        config, batch_size=min(at_once or config.batch_size, len(images)), device=str(ranks.device)
+    )
     state = build_state(config, len(images), ranks)
     loader = PairLoader(
         images,

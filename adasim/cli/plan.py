@@ -1,0 +1,22 @@
+"""`adasim plan`: what a recipe takes on this machine and these images, or the sizes of a run of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adasim import terminal
+from adasim.cli.plugins import load_plugins
+from adasim.cli.pretrain import configured
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim plan RECIPE --data DIR`, with the options of a pretraining; or `adasim plan --images N ...`"""
+    arguments = load_plugins(arguments)
+    if not arguments or arguments[0].startswith("-"):
+        from adasim.plan import main as sizes
+
+        return sizes(arguments)
+    parsed = configured(arguments[0], arguments[1:], f"adasim plan {arguments[0]}")
+    from adasim.forecast import forecast
+
+    forecast(parsed.config, terminal.console())

@@ -1,0 +1,114 @@
+"""What a run will take on this machine, told before it is started: memory of a step, speed, time and disk.
+
+adasim plan dino-vit-s16 --data ~/photos --batch-size 64
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from adasim.config import Config
+from adasim.data import ImageSet, Unreadable, describe, leave_out, open_images, worker_count
+from adasim.errors import UserError
+from adasim.models import build_backbone
+from adasim.plan import Plan
+from adasim.ranks.processes import Distributed
+from adasim.train.footprint import Footprint
+from adasim.train.micro import ROOM, choose_micro_batches, free_bytes
+from adasim.train.progress import duration
+from adasim.train.state import memory_options
+from adasim.train.trial import time_steps
+from adasim.units import scaled
+
+Line = tuple[str, str, str]
+"""What, how much, why."""
+_LOOKED_AT = 24  # images whose size is looked up
+
+
+def forecast(config: Config, console: Console) -> None:
+    """Open the images, count what a step needs, time a few steps, and show all of it as a table."""
+    with Distributed.start(config.device) as ranks:
+        if ranks.world > 1:
+            raise UserError(
+                "`adasim plan RECIPE` measures in one process. Start it without torchrun or srun."
+            )
+        images = leave_out(open_images(config.data.source, size=config.views.size), config.data.exclude)
+        config.check(len(images), images.labels is not None)
+        console.print(describe(images), soft_wrap=True)
+        free = free_bytes(ranks.device)
+        count, note = choose_micro_batches(config, ranks, free)
+        at_once = config.batch_size // count
+        if note:
+            console.print(note, soft_wrap=True)
+        console.print("Timing a few steps ...")
+        speed = time_steps(config, images, ranks, at_once=at_once).images_per_second
+    console.print()
+    show(lines(config, images, str(ranks.device), free, speed, at_once), console)
+
+
+def lines(
+    config: Config, images: ImageSet, device: str, free: float, speed: float, at_once: int
+) -> list[Line]:
+    """The table of a run that takes `at_once` images through the network at a time, at a measured speed."""
+    footprint = Footprint.count(config)
+    epoch = len(images) / speed
+    found: list[Line] = [
+        (
+            "images",
+            f"{len(images):,}",
+            f"about {median_size(images)} pixels; read by {worker_count(config.data.workers)} process(es)",
+        ),
+        ("machine", device, f"{os.cpu_count()} cores, {scaled(free, 'B')} of memory free"),
+        (
+            "batch",
+            str(config.batch_size),
+            f"{at_once} at once, which takes about {scaled(ROOM * footprint.training_bytes(at_once), 'B')}",
+        ),
+        ("speed", f"{speed:,.3g} images/s", f"measured; {duration(epoch)} an epoch"),
+        ("epochs", str(config.epochs), f"{duration(config.epochs * epoch)} in all"),
+    ]
+    disk = footprint.checkpoint_bytes
+    options = memory_options(config)
+    if options is not None:
+        with torch.device("meta"):
+            width = build_backbone(config.model, config.views.size, student=False).dim
+        plan = Plan(len(images), width, 1, options["window"], options["k"], config.batch_size, "float32")
+        held = plan.cache_bytes + plan.history_bytes + plan.int8_bytes
+        found.append(
+            (
+                "neighbours",
+                f"w = {options['window']}, K = {options['k']}",
+                f"{scaled(held, 'B')}; partners are drawn from epoch {options['window'] + 1} on",
+            )
+        )
+        disk += plan.checkpoint_bytes
+        disk += plan.epoch_file_bytes * options["window"] // config.save.keep
+    found.append(("disk", scaled(config.save.keep * disk, "B"), f"{config.save.keep} checkpoints"))
+    return found
+
+
+def show(found: list[Line], console: Console) -> None:
+    """The table."""
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for what, value, why in found:
+        table.add_row(Text(what, "bold"), value, Text(why, "dim"))
+    console.print(table)
+
+
+def median_size(images: ImageSet) -> str:
+    """Of the median image of a few, by number of pixels."""
+    sizes = []
+    for i in range(0, len(images), max(1, len(images) // _LOOKED_AT)):
+        try:
+            sizes.append(tuple(images.load(i).shape[-2:]))
+        except Unreadable:
+            continue
+    if not sizes:
+        return "unknown"
+    height, width = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
+    return f"{width} x {height}"
