@@ -119,6 +119,8 @@ class SharedDropPath(nn.Module):
         part = self.part
         shape = (part.count * len(x), *[1] * (x.ndim - 1))
         mask = x.new_empty(shape).bernoulli_(self.keep).div_(self.keep)
+        if part.count == 1:  # all that there is, however much
+            return x * mask
         return x * mask.unflatten(0, (-1, part.count, part.images))[:, part.index].flatten(0, 1)
 
 
