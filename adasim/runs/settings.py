@@ -51,7 +51,7 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
     """In words, which `decisive` settings differ so that a run cannot go on; empty if none does."""
-    before = {**{name: value for name, value in _CAME_LATER.items() if name in after}, **before}
+    before = _in_todays_names(before, after)
     names = before.keys() | after.keys()
     if before.get("method") != after.get("method"):  # whose settings have nothing in common
         own = tuple(f"{settings.get('method')}." for settings in (before, after))
@@ -64,6 +64,16 @@ def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
     ]
     more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
     return "; ".join(changed[:3]) + more
+
+
+def _in_todays_names(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Settings that an earlier version wrote, as this one would have written them."""
+    before = {**{name: value for name, value in _CAME_LATER.items() if name in after}, **before}
+    if (
+        engine := before.pop("views.engine", None)
+    ) is not None:  # up to 0.2, which decoded JPEGs at full size
+        before |= {"views.in_memory": engine != "image", "views.reduced_jpeg": False}
+    return before
 
 
 def _raised(name: str, before: Any, after: Any) -> bool:

@@ -137,9 +137,10 @@ def longer(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:
         moved.append("weight decay")
     moved += [*METHODS[now.method].follows_total, *PAIRS[now.pairs].follows_total]
     names = " and ".join([", ".join(moved[:-1]), moved[-1]] if moved[1:] else moved)
+    follow = "follow" if moved[1:] else "follows"
     rates = [learning_rate(config, step, steps_per_epoch) for config in (now, before)]
     return (
-        f"This run had {before.epochs} epochs and now has {now.epochs}: from step {step} on, {names} follow the "
+        f"This run had {before.epochs} epochs and now has {now.epochs}: from step {step} on, {names} {follow} the "
         f"schedule of {now.epochs} epochs (the learning rate goes on at {rates[0]:.3g} instead of {rates[1]:.3g}). "
         f"The result is not that of a run which had {now.epochs} epochs from its start."
     )
