@@ -320,7 +320,8 @@ class Config:
         if self.batch_size > num_images:
             raise UserError(
                 f"batch_size={self.batch_size} is more than the {num_images} images of {self.data.source}. "
-                f"Lower --batch-size."
+                f"Use --batch-size {1 << max(1, (num_images // 4).bit_length() - 1)}, say, or let `adasim pretrain "
+                f"photos` choose."
             )
         if self.optim.warmup_epochs > self.epochs:
             raise UserError(

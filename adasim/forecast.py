@@ -61,7 +61,7 @@ def lines(
         (
             "images",
             f"{len(images):,}",
-            f"about {median_size(images)} pixels; read by {worker_count(config.data.workers)} process(es)",
+            f"about {median_size(images)} pixels; read by {_processes(config)}",
         ),
         ("machine", device, f"{os.cpu_count()} cores, {scaled(free, 'B')} of memory free"),
         (
@@ -88,7 +88,7 @@ def lines(
         )
         disk += plan.checkpoint_bytes
         disk += plan.epoch_file_bytes * options["window"] // config.save.keep
-    found.append(("disk", scaled(config.save.keep * disk, "B"), f"{config.save.keep} checkpoints"))
+    found.append(("disk", f"about {scaled(config.save.keep * disk, 'B')}", f"{config.save.keep} checkpoints"))
     return found
 
 
@@ -98,6 +98,11 @@ def show(found: list[Line], console: Console) -> None:
     for what, value, why in found:
         table.add_row(Text(what, "bold"), value, Text(why, "dim"))
     console.print(table)
+
+
+def _processes(config: Config) -> str:
+    count = worker_count(config.data.workers)
+    return f"{count} process" if count == 1 else f"{count} processes"
 
 
 def median_size(images: ImageSet) -> str:

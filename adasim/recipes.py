@@ -266,6 +266,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 def get_recipe(name: str) -> Config:
     """A fresh configuration of the recipe `name`."""
     if name not in RECIPES:
-        nearest = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.3) or list(RECIPES)
+        names = ["photos", *RECIPES]  # the first is the command line's, which looks at the images
+        nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names
         raise UserError(f"Unknown recipe {name!r}. The nearest names are {', '.join(nearest)}.")
     return RECIPES[name]()

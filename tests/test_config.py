@@ -39,7 +39,7 @@ from adasim.runs.folder import RunFolder
         (
             Config,
             {"precision": 16},
-            "precision=16 is unknown. Did you mean fp16? Choose one of fp32, bf16, fp16.",
+            "precision=16 is unknown. Did you mean fp16? Choose one of fp32, tf32, bf16, fp16.",
         ),
         (OptimConfig, {"name": "adam"}, "optim.name='adam' is unknown. Did you mean adamw?"),
         (ViewsConfig, {"interpolation": None}, "views.interpolation=None is unknown."),

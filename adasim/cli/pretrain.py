@@ -114,9 +114,14 @@ def photos(arguments: Sequence[str]) -> None:
         PhotosArguments, args=arguments, prog="adasim pretrain photos", return_unknown_args=True
     )
     from adasim.api import pretrain as run
+    from adasim.data.sources.opening import is_path
     from adasim.forecast import show
     from adasim.photos import propose
+    from adasim.runs.folder import check_out
 
+    if is_path(own.data) and not Path(own.data).exists():
+        raise UserError(f"No such folder: {own.data}. Check --data.")
+    check_out(own.out, overwrite="--overwrite" in rest)
     console = terminal.console()
     if not own.yes and not sys.stdin.isatty():
         raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")

@@ -49,6 +49,8 @@ def main(arguments: Sequence[str]) -> None:
     from adasim.use.outputs import check_output
     from adasim.use.similar import similar
 
+    if not asked.image.is_file():
+        raise UserError(f"No such file: {asked.image}. Name the image to compare with.")
     if asked.out is not None:
         if asked.out.suffix != ".png":
             raise UserError(f"--out {asked.out} must end in .png.")

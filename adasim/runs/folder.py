@@ -93,7 +93,7 @@ class RunFolder:
         out = Path(out)
         notes: list[str] = []
         try:
-            _refuse_foreign(out, overwrite)
+            check_out(out, overwrite)
             made = not out.exists()
             out.mkdir(parents=True, exist_ok=True)
             try:
@@ -103,7 +103,7 @@ class RunFolder:
                     remove(out)  # there was nothing, and nothing but a lock file can be in it
                 raise
             try:
-                _refuse_foreign(out, overwrite)  # again: somebody may have been quicker
+                check_out(out, overwrite)  # again: somebody may have been quicker
                 if overwrite:
                     notes += delete_run(out)
             except BaseException:
@@ -297,7 +297,7 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _refuse_foreign(out: Path, overwrite: bool) -> None:
+def check_out(out: Path, overwrite: bool) -> None:
     """Only an absent or empty folder, or what a killed `create` left, may become a run."""
     if not out.exists():
         return

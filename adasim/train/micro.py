@@ -28,6 +28,7 @@ from adasim.train.state import TrainState
 from adasim.units import scaled
 
 ROOM = 1.2  # what a step takes, over what is counted: the largest temporary, workspaces, fragments
+_MUCH = 0.3  # of the free memory: worth telling
 _SURELY = 600  # a step's activations are no more than so many times its views
 
 
@@ -57,7 +58,10 @@ def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tup
         return 1, None
     footprint = Footprint.count(config)
     if (needed := ROOM * footprint.training_bytes(share)) <= free:
-        return 1, None
+        if needed <= _MUCH * free:
+            return 1, None
+        amounts = f"{scaled(needed, 'B')} of the {scaled(free, 'B')} that are free on {ranks.device}"
+        return 1, f"A step of {share} images takes about {amounts}; --micro-batch takes less."
     fitting = [n for n in divisors(share) if ROOM * footprint.training_bytes(n) <= free]
     amounts = f"needs about {scaled(needed, 'B')} and {scaled(free, 'B')} are free on {ranks.device}"
     too_much = f"A step of {share} images {amounts}"

@@ -116,7 +116,16 @@ class PairLoader:
         return [] if self._crops is None else self._crops.pids
 
     def how(self) -> str:
-        """In words, where views are made."""
+        """In words, where views are made, and how many images an epoch leaves out, if they are many."""
+        unused = len(self.images) - self.steps_per_epoch * self.batch_size
+        if unused * 10 < len(self.images):
+            return self._where()
+        return (
+            f"{self._where()} With --batch-size {self.batch_size}, {unused} of the {len(self.images)} images, others "
+            f"each time, are left out of an epoch."
+        )
+
+    def _where(self) -> str:
         if self.in_memory:
             return "The images are kept in memory and cropped there."
         if not self.workers:

@@ -132,7 +132,7 @@ def open_folder(root: str, split: str, known: Callable[[str], Listing | None] | 
         known: gives what is in a folder if that is known, or None; it is then looked for.
     """
     if not os.path.isdir(root):
-        raise UserError(f"No such folder: {root}. Check --data.source.")
+        raise UserError(f"No such folder: {root}. Check --data.")
     found = {
         key: next((n for n in names if os.path.isdir(os.path.join(root, n))), None)
         for key, names in SPLIT_FOLDERS.items()
