@@ -120,6 +120,9 @@ class Interrupts:
             if not self.gentle:
                 self._answered.wait(0.5)  # or the process might end first
                 if not _forking:  # there it would be lost; the process ends when its work or its grace does
+                    sys.unraisablehook = (
+                        _nothing  # what was cut short while it was being made may complain at its end
+                    )
                     raise Stopped(number)
 
     def _watch(self, reader: int) -> None:
@@ -156,6 +159,10 @@ def is_first() -> bool:
     world = os.environ.get("WORLD_SIZE", "")
     lost = rank.isdecimal() and world.isdecimal() and int(rank) >= int(world)  # a number that nobody else has
     return lost or not rank.isdecimal() or int(rank) == 0
+
+
+def _nothing(complaint: object) -> None:
+    pass
 
 
 def _show_cursor() -> None:
