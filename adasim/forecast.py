@@ -55,7 +55,7 @@ def lines(
     config: Config, images: ImageSet, device: str, free: float, speed: float, at_once: int
 ) -> list[Line]:
     """The table of a run that takes `at_once` images through the network at a time, at a measured speed."""
-    footprint = Footprint.count(config)
+    footprint = Footprint.count(config, device=torch.device(device))
     epoch = len(images) / speed
     found: list[Line] = [
         (

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from adasim.config import (
     Config,
-    DataConfig,
     ModelConfig,
     NeighborsConfig,
     OptimConfig,
@@ -26,11 +25,11 @@ from adasim.data import ImageSet, describe, open_images
 from adasim.errors import UserError
 from adasim.forecast import Line, lines
 from adasim.methods import DinoSettings, SimSiamSettings
-from adasim.ranks.processes import ALONE, Distributed
+from adasim.ranks.processes import Distributed
 from adasim.recipes import for_epochs
 from adasim.registry import METHODS
 from adasim.train.footprint import Footprint
-from adasim.train.micro import ROOM, choose_micro_batches, free_bytes
+from adasim.train.micro import choose_micro_batches, free_bytes
 from adasim.train.progress import duration
 from adasim.train.trial import time_steps
 
@@ -97,7 +96,7 @@ def propose(
     config = for_epochs(chosen.config, epochs)
     seconds = epochs * len(images) / speed
     why = f"{config.method}; the largest of {len(_SETTINGS)} that fits the time"
-    found = lines(config, images, str(ranks.device), free, speed, _at_once(config, free))
+    found = lines(config, images, str(ranks.device), free, speed, chosen.at_once)
     return Proposal(config, seconds, [*found[:2], ("model", chosen.setting.name, why), *found[2:]])
 
 
@@ -111,6 +110,8 @@ class _Timed(NamedTuple):
     """Seconds of training per image, without waiting for its pixels."""
     epochs: int
     """How many the time allows."""
+    at_once: int
+    """Images of a micro-batch, or of the batch."""
 
 
 def _climb(
@@ -123,23 +124,27 @@ def _climb(
     best: _Timed | None = None
     for setting in reversed(_SETTINGS):
         config = _fitted(setting.build(), source, len(images), str(ranks.device))
-        footprint = Footprint.count(config)
+        footprint = Footprint.count(config, device=ranks.device)
         seconds = 3600 * hours * _SPARE
         if best is not None:
             hoped = 3 * best.flops / footprint.flops_per_image / best.busy
             if ranks.device.type == "cpu" and seconds * hoped / len(images) < setting.epochs:
                 say(f"{setting.name} would take too long, by its arithmetic.")
                 break
-            if ROOM * footprint.training_bytes(_smallest(config)) > free:
-                say(f"{setting.name} would not fit into memory.")
-                break
+        try:
+            at_once = config.batch_size // choose_micro_batches(config, ranks, free)[0]
+        except UserError:  # it would not fit
+            if best is None:
+                raise
+            say(f"{setting.name} would not fit into memory.")
+            break
         say(f"{setting.name}: timing a few steps ...")
-        speed, busy = time_steps(config, images, ranks)
+        speed, busy = time_steps(config, images, ranks, at_once=at_once)
         epochs = int(seconds * speed / len(images))
         say(f"{setting.name}: {speed:,.1f} images/s, {min(epochs, _MOST_EPOCHS)} epochs in {hours:g} h.")
         if best is not None and epochs < setting.epochs:
             break
-        best = _Timed(setting, config, footprint.flops_per_image, speed, busy, epochs)
+        best = _Timed(setting, config, footprint.flops_per_image, speed, busy, epochs, at_once)
         if epochs < setting.epochs:
             break
     assert best is not None
@@ -157,15 +162,6 @@ def _fitted(config: Config, source: str, count: int, device: str) -> Config:
         data=replace(config.data, source=source),
         neighbors=replace(config.neighbors, k=k),
     )
-
-
-def _at_once(config: Config, free: float) -> int:
-    return config.batch_size // choose_micro_batches(config, ALONE, free)[0]
-
-
-def _smallest(config: Config) -> int:
-    """Images at once in the smallest step: micro-batches make any batch small, except where batch norm is."""
-    return config.batch_size if config.method == "simsiam" else 1
 
 
 def _vit() -> Config:
@@ -193,7 +189,6 @@ def _resnet(name: str, size: int, lr: float) -> Callable[[], Config]:
             method="simsiam",
             batch_size=256 if size > 64 else 128,
             precision="bf16",
-            data=DataConfig(),
             views=ViewsConfig(
                 **METHODS["simsiam"].VIEWS, size=size, scale=(0.2, 1.0), blur=1.0 if size > 64 else 0.0
             ),

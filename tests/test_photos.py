@@ -57,7 +57,8 @@ def test_the_largest_that_gets_through_enough_epochs_is_proposed(
     """On machines of given speeds, for 3.6 seconds."""
     tried = []
 
-    def on_a_machine(config: Config, images: ImageSet, ranks: Distributed) -> Speed:
+    def on_a_machine(config: Config, images: ImageSet, ranks: Distributed, *, at_once: int) -> Speed:
+        assert config.batch_size % at_once == 0
         tried.append(config.model.name)
         billions = {32: 0.06, 64: 0.25, 96: 4, 160: 25, 224: 74}[config.views.size]  # of operations per image
         busy = 1e9 * billions / flops_per_second

@@ -101,7 +101,9 @@ class Nnclr(Method):
         first, second = views
         z1, z2 = (F.normalize(view.target.float(), dim=1) for view in views)  # (B, D')
         loss = 0.5 * (self._info_nce(z1, second.output) + self._info_nce(z2, first.output))
-        self._next = _everyones(z1.detach()) if len(self.queue) else None
+        if len(self.queue):
+            earlier = [self._next] if self.continues_step and self._next is not None else []
+            self._next = torch.cat([*earlier, _everyones(z1.detach())])
         diagnostics = {
             "feature_spread": feature_spread(first.feature),
             "projection_spread": feature_spread(first.target),

@@ -11,7 +11,8 @@ device needs on top (the largest temporary, workspaces, fragments) is not counte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adasim.config import Config
 from adasim.methods import build_method
+from adasim.ranks.devices import working_precision
 
 _FEW, _MORE = 4, 8  # images of the two steps that a line is drawn through; batch norm needs two
 
@@ -40,8 +42,12 @@ class Footprint:
     """Those that do not: a 16-bit copy of each weight, for instance."""
 
     @classmethod
-    def count(cls, config: Config, channels: int = 3) -> Footprint:
-        """Two views (and local crops, if any) through the method and back, in the configuration's precision."""
+    def count(cls, config: Config, channels: int = 3, device: torch.device | None = None) -> Footprint:
+        """Two views (and local crops, if any) through the method and back, in the configuration's precision, or in
+        what becomes of it on `device`: a CPU has fp32 alone."""
+        if device is not None:
+            working: Any = working_precision(config.precision, device)
+            config = replace(config, precision=working)
         with torch.device("meta"):
             method = build_method(config, config.views.size, channels)
             with FlopCounterMode(display=False) as counter:

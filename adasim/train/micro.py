@@ -56,7 +56,7 @@ def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tup
         return share // config.micro_batch, None
     if _bytes_of_views(config, share) * _SURELY < free:
         return 1, None
-    footprint = Footprint.count(config)
+    footprint = Footprint.count(config, device=ranks.device)
     if (needed := ROOM * footprint.training_bytes(share)) <= free:
         if needed <= _MUCH * free:
             return 1, None

@@ -47,3 +47,10 @@ def test_sixteen_bits_take_less_and_local_crops_more() -> None:
     assert 0.4 * full < Footprint.count(replace(config, precision="bf16")).activation_bytes(64) < 0.8 * full
     crops = replace(config, views=replace(config.views, local_crops=4, local_size=16))
     assert 1.3 * full < Footprint.count(crops).activation_bytes(64) < 2 * full
+
+
+def test_a_cpu_has_fp32_alone() -> None:
+    config = replace(get_recipe("desk-vit"), precision="fp16")
+    here = Footprint.count(config, device=torch.device("cpu"))
+    assert here == Footprint.count(replace(config, precision="fp32"))
+    assert here != Footprint.count(config)
