@@ -19,8 +19,8 @@ import torch
 
 import adasim
 from adasim.data import open_images
-from adasim.errors import UserError
 from adasim.runs.metrics import read_metrics
+from adasim.train.loop import NonFiniteLossError
 
 from .settings import IMAGES_PER_CLASS, build
 from .tables import Cell
@@ -83,7 +83,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     with _said_to(log):
         try:
             adasim.pretrain(config, out, resume=resumed)
-        except UserError as error:  # a loss that is not a number
+        except NonFiniteLossError as error:  # a result, too
             line["failed"] = str(error)
     if "failed" not in line:
         line |= measure(out, bench, runs / "train.npz")
