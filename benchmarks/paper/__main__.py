@@ -17,10 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .cell import done, run_cell
+from .cell import RESULTS, done, run_cell
 from .tables import TABLES, Cell
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
