@@ -12,12 +12,11 @@ benchmarks/paper/results/TABLE.jsonl.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
 from .cell import RESULTS, done, run_cell
+from .results import Results, figure_of, gain_of
 from .tables import TABLES, Cell
 
 
@@ -41,47 +40,21 @@ def main() -> None:
         for cell in args.cell or TABLES[args.table]:
             if args.again or cell not in done(path):
                 run_cell(args.table, cell, args.data, args.runs, args.results)
-    show(path)
+    show(Results(args.results), args.table)
 
 
-def show(path: Path) -> None:
-    """The cells so far: mean and deviation over seeds, and the gain over standard pairs with the same seeds."""
-    standard = {
-        (cell.method, cell.seed): line
-        for file in path.parent.glob("*.jsonl")
-        if file.stem in TABLES
-        for cell, line in done(file).items()
-        if cell.arm == "standard"
-    }
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for cell, line in done(path).items():
-        groups.setdefault((cell.method, cell.arm), []).append(line)
-    print(f"{'method':15}{'arm':36}{'seeds':7}{'k-NN':14}{'gain':16}{'linear':14}{'bootstrapped':14}")
-    for (method, arm), lines in groups.items():
-        knn, linear = ([line[name] for line in lines if name in line] for name in ("knn", "linear"))
-        pairs = [(line, standard.get((method, line["seed"]))) for line in lines if arm != "standard"]
-        gains = [ours["knn"] - theirs["knn"] for ours, theirs in pairs if theirs and "knn" in ours]
-        ratio = statistics.mean(line["curves"]["bootstrapped"][-1] for line in lines)
+def show(results: Results, table: str) -> None:
+    """The cells so far: mean and deviation over seeds, and the gain over standard pairs of the same seeds."""
+    heads = ("method", "arm", "seeds", "k-NN", "gain", "linear", "gain")
+    widths = (15, 36, 7, 14, 14, 14, 14)
+    print("".join(f"{head:{width}}" for head, width in zip(heads, widths, strict=True)))
+    for method, arm in dict.fromkeys((cell.method, cell.arm) for cell in TABLES[table]):
+        lines, standard = results.seeds(method, arm), results.seeds(method, "standard")
+        cells = [method, arm, str(len(lines))]
+        for name in ("knn", "linear"):
+            cells += [figure_of(lines, name) or "-", gain_of(lines, standard, name)]
         notes = "collapse" if any(line["collapse"] for line in lines) else ""
-        print(
-            f"{method:15}{arm:36}{len(lines):<7}{_figure(knn):14}{_gain(gains):16}{_figure(linear):14}"
-            f"{ratio:<14.1%}{notes}"
-        )
-
-
-def _gain(differences: list[float]) -> str:
-    """Mean over seeds and its standard error."""
-    if not differences:
-        return ""
-    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else None
-    return f"{statistics.mean(differences):+.2f}" + ("" if error is None else f" ± {error:.2f}")
-
-
-def _figure(values: list[float]) -> str:
-    if not values:
-        return "-"
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
+        print("".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)) + notes)
 
 
 if __name__ == "__main__":
