@@ -3,6 +3,7 @@
     python -m benchmarks.paper main --data cifar10              # all cells of a table that have no result yet
     python -m benchmarks.paper main --data cifar10 --cell simsiam/adasim/0        # one cell
     python -m benchmarks.paper main                             # the results so far
+    python -m benchmarks.paper main --recipes paper --data imagenet --launch "torchrun --nproc-per-node 8 -m adasim"
 
 --data is a folder with train/CLASS/*.png and test/CLASS/*.png (docs/benchmarks.md says how to get CIFAR-10 so).
 Each cell is a run of one thread. It may be stopped at any time and goes on where it was; its result is a line of
@@ -15,6 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from . import imagenet
 from .cell import RESULTS, done, run_cell
 from .results import Results, figure_of, gain_of
 from .tables import TABLES, Cell
@@ -30,31 +32,46 @@ def main() -> None:
         "--cell", nargs="+", type=Cell.read, help="METHOD/ARM/SEED; by default all of the table"
     )
     parser.add_argument("--again", action="store_true", help="also cells that have a result")
+    parser.add_argument(
+        "--recipes",
+        choices=("desk", "paper"),
+        default="desk",
+        help="`paper`: ResNet-50 and ViT-S/16 on ImageNet, for those who can",
+    )
+    parser.add_argument("--launch", default=imagenet.ADASIM, help="what starts a pretraining of the paper's")
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"), help="where run folders are kept")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are appended")
     args = parser.parse_args()
-    path = args.results / f"{args.table}.jsonl"
+    at_paper_scale = args.recipes == "paper"
+    if at_paper_scale and args.table not in imagenet.TABLES:
+        sys.exit(f"The paper has no table {args.table}. With its recipes: {', '.join(imagenet.TABLES)}.")
+    cells = (imagenet.TABLES if at_paper_scale else TABLES)[args.table]
+    results = args.results / "imagenet" if at_paper_scale else args.results
     if args.data is not None:
-        if not (args.data / "train").is_dir() or not (args.data / "test").is_dir():
-            sys.exit(f"{args.data} has no folders train and test. See docs/benchmarks.md.")
-        for cell in args.cell or TABLES[args.table]:
-            if args.again or cell not in done(path):
-                run_cell(args.table, cell, args.data, args.runs, args.results)
-    show(Results(args.results), args.table)
+        if not (args.data / "train").is_dir():
+            sys.exit(f"{args.data} has no folder train. See docs/benchmarks.md.")
+        for cell in args.cell or cells:
+            if not args.again and cell in done(results / f"{args.table}.jsonl"):
+                continue
+            if at_paper_scale:
+                imagenet.run_cell(args.table, cell, args.data, args.runs / "imagenet", results, args.launch)
+            else:
+                run_cell(args.table, cell, args.data, args.runs, results)
+    show(Results(results), cells)
 
 
-def show(results: Results, table: str) -> None:
+def show(results: Results, cells: list[Cell]) -> None:
     """The cells so far: mean and deviation over seeds, and the gain over standard pairs of the same seeds."""
     heads = ("method", "arm", "seeds", "k-NN", "gain", "linear", "gain")
     widths = (15, 36, 7, 14, 14, 14, 14)
     print("".join(f"{head:{width}}" for head, width in zip(heads, widths, strict=True)))
-    for method, arm in dict.fromkeys((cell.method, cell.arm) for cell in TABLES[table]):
+    for method, arm in dict.fromkeys((cell.method, cell.arm) for cell in cells):
         lines, standard = results.seeds(method, arm), results.seeds(method, "standard")
-        cells = [method, arm, str(len(lines))]
+        row = [method, arm, str(len(lines))]
         for name in ("knn", "linear"):
-            cells += [figure_of(lines, name) or "-", gain_of(lines, standard, name)]
+            row += [figure_of(lines, name) or "-", gain_of(lines, standard, name)]
         notes = "collapse" if any(line["collapse"] for line in lines) else ""
-        print("".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)) + notes)
+        print("".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) + notes)
 
 
 if __name__ == "__main__":
