@@ -42,11 +42,12 @@ def contact_sheet(path: Path, found: Similar, title: str) -> None:
     ) -> None:
         """A square of `side` inches whose upper left corner lies (x, y) from that of the sheet, and two lines."""
         axis = figure.add_axes((x / width, 1 - (y + side) / height, side / width, side / height))
-        _show(axis, pixels, side, colour)
+        show_whole(axis, pixels, round(side * _PIXELS))
+        plain: dict[str, Any] = {"va": "top", "parse_math": False}  # a file name may hold dollars
         figure.text(
-            x / width, 1 - (y + side + 0.07) / height, top, va="top", size=8, color=colour, weight="bold"
+            x / width, 1 - (y + side + 0.07) / height, top, size=8, color=colour, weight="bold", **plain
         )
-        figure.text(x / width, 1 - (y + side + 0.22) / height, below, va="top", size=6.5, color=_QUIET)
+        figure.text(x / width, 1 - (y + side + 0.22) / height, below, size=6.5, color=_QUIET, **plain)
 
     cell(found.query, _MARGIN, _MARGIN, large, "your image", _short(title, 2 * _LETTERS), _ACCENT)
     for place, (i, score, name) in enumerate(zip(found.ids, found.scores, found.files, strict=True)):
@@ -58,8 +59,8 @@ def contact_sheet(path: Path, found: Similar, title: str) -> None:
     atomic_write(path, buffer.getvalue())
 
 
-def _show(axis: Any, pixels: Tensor | None, side: float, colour: str) -> None:
-    """The whole image in the middle of a pale square, its proportions kept."""
+def show_whole(axis: Any, pixels: Tensor | None, target: int) -> None:
+    """The whole image in the middle of a pale square of `target` pixels, its proportions kept; None in words."""
     axis.set_xticks([])
     axis.set_yticks([])
     for line in axis.spines.values():
@@ -70,7 +71,6 @@ def _show(axis: Any, pixels: Tensor | None, side: float, colour: str) -> None:
     if pixels is None:
         axis.text(0.5, 0.5, "cannot be read", ha="center", va="center", size=7, color=_QUIET)
         return
-    target = round(side * _PIXELS)
     scale = target / max(pixels.shape[-2:])
     size = [max(1, round(length * scale)) for length in pixels.shape[-2:]]
     smooth = TF.InterpolationMode.NEAREST_EXACT if scale >= 4 else TF.InterpolationMode.BICUBIC
