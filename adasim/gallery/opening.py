@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from adasim.data import ImageSet
+from adasim.data.sources.handed import was_handed_over
 from adasim.data.sources.opening import is_path
 from adasim.errors import UserError
 from adasim.explore.collection import Collection, collect
@@ -36,20 +38,26 @@ class Supports:
 
 
 def supports_of_run(
-    path: str | Path, say: Say, *, data: str | None = None, tau: float | None = None
+    path: str | Path,
+    say: Say,
+    *,
+    data: str | None = None,
+    tau: float | None = None,
+    images: ImageSet | None = None,
 ) -> Supports:
     """What a run draws its partners from: p_win over its last w epochs, with its own K and its own support.
 
     Args:
         data: where the run's images are now, if they moved; other images are refused.
         tau: temperature; the run's own by default, or 0.2 where that is 0.
+        images: the training images, for a run that they were handed over to in Python.
     """
     run = load_run(path)
     memory = _full_memory(run, say)
     source = data or run.config.data.source
-    if data is None and is_path(source) and not os.path.exists(source):
+    if images is None and data is None and is_path(source) and not os.path.exists(source):
         raise UserError(f"The images of {path} are not at {source}. Say where they are now with --data.")
-    images = run.images(source=data)
+    images = run.images(source=data) if images is None else images
     require_same(run, images, f"adasim gallery --backbone {path} --data {source}")
     if len(images) != memory.num_images:
         raise UserError(
@@ -90,7 +98,7 @@ def _full_memory(run: Run, say: Say) -> NeighborMemory:
         memory = run.memory
     sentences = [str(warning.message) for warning in said]
     encoder = ""
-    if (run.path / "backbone.safetensors").exists():
+    if (run.path / "backbone.safetensors").exists() and not was_handed_over(run.config.data.source):
         encoder = (
             f" Its encoder has neighbours, too: adasim gallery --backbone {run.path} --data "
             f"{run.config.data.source}"

@@ -72,7 +72,8 @@ def as_latex(supports: Supports, rows: Sequence[Row], caption: str) -> bytes:
             what = rf"image {row.query}, {breakable(images.names[row.query])}"
             if name := images.class_name(row.query):
                 what += f", {escape(name)}"
-            yield rf"\multicolumn{{{len(headings)}}}{{p{{0.9\linewidth}}}}{{\textbf{{Query:}} {what}}} \\*"
+            what = rf"{{\raggedright \textbf{{Query:}} {what}\par}}"
+            yield rf"\multicolumn{{{len(headings)}}}{{p{{0.9\linewidth}}}}{{{what}}} \\*"
             for rank, (j, share) in enumerate(zip(row.ids, row.p, strict=True), 1):
                 file = "the query" if j == row.query else rf"\raggedright {breakable(images.names[j])}"
                 cells = [str(rank), str(j), file]
