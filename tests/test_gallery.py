@@ -215,7 +215,7 @@ def hostile() -> Supports:
 
 
 def test_a_pdf_has_text_as_text_and_is_the_same_every_time(hostile: Supports) -> None:
-    picked = pick(hostile, "random", 4, 0)
+    picked = pick(hostile, "2,5", 4, 0)
     made = [render(hostile, rows_of(hostile, picked.ids), picked, show=10, format="pdf") for _ in range(2)]
     assert made[0] == made[1]
     assert made[0].startswith(b"%PDF")
@@ -279,7 +279,7 @@ def test_a_gallery_of_a_run_shows_what_it_draws_its_partners_from(
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     before = set(names(run))
-    main(["gallery", str(run), "--pick", "intriguing", "--count", "99"])
+    main(["gallery", str(run), "--pick", "intriguing", "--count", "99", "--show", "1"])
     assert "such images among 48 images" in in_one_line(capsys.readouterr().out)
     assert set(names(run)) - before == {f"gallery-intriguing.{kind}" for kind in ("png", "csv", "tex")}
     memory, tau = adasim.load_run(run).memory, adasim.load_run(run).config.neighbors.tau
