@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,36 +27,43 @@ def pytest_configure(config: pytest.Config) -> None:
 
         torch.set_num_threads(1)
         config.pluginmanager.import_plugin("pretrainings")
-    if not config.pluginmanager.hasplugin("xdist"):
-        config.addinivalue_line("markers", "xdist_group: of pytest-xdist, which is not installed")
 
 
 PROCESSES = {"run_ranks", "runs", "torchrun"}
 """Fixtures that start processes."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests that start processes are slow. Where tests run side by side, those of a file stay together, since they
-    share what is expensive to make: the quick ones, and the slow ones."""
-    if isinstance(item, pytest.Function) and PROCESSES.intersection(item.fixturenames):
-        item.add_marker("slow")
-    group = f"{item.path.parent.name}/{item.path.stem}, {'slow' if _is_slow(item) else 'quick'}"
-    if not _is_full_size(item):  # these share nothing
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests go first, and the full-size steps, of gigabytes, last."""
-    items.sort(key=lambda item: (_is_slow(item), _is_full_size(item)))
+    """Tests that start processes are slow. Quick ones go first, and the full-size steps, of gigabytes, last."""
+    for item in items:
+        if isinstance(item, pytest.Function) and PROCESSES.intersection(item.fixturenames):
+            item.add_marker("slow")
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        return item.get_closest_marker("slow") is not None, item.path.name == "test_full_size.py"
+
+    items.sort(key=place)
 
 
-def _is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """How pytest-xdist (`-n 2`) hands tests out: in the order above, and the quick tests of a file together, as well
+    as the slow ones, since they share what is expensive to make."""
+    from xdist.scheduler import LoadScopeScheduling
 
+    class InBlocks(LoadScopeScheduling):
+        blocks: dict[str, str] | None = None
 
-def _is_full_size(item: pytest.Item) -> bool:
-    return item.path.name == "test_full_size.py"
+        def _split_scope(self, nodeid: str) -> str:
+            if self.blocks is None:
+                self.blocks, groups = {}, groupby(self.collection or (), key=lambda one: one.split("::")[0])
+                for number, (file, tests) in enumerate(groups):
+                    self.blocks |= dict.fromkeys(tests, f"{number} {file}")
+            return self.blocks[nodeid]
+
+    config.option.loadscopereorder = False
+    return InBlocks(config, log)
 
 
 @pytest.fixture

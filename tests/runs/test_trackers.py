@@ -74,6 +74,7 @@ def test_wandb_gets_every_line_and_a_resumed_run_goes_on_under_the_same_id(
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setattr(trackers, "WAIT_S", 200.0)  # for a busy machine
     run = adasim.pretrain(small(epochs=2, save__log="wandb"), tmp_path / "run")
     adasim.pretrain(small(epochs=3, save__log="wandb"), tmp_path / "run", resume=True)
     identity = run_id(run)
