@@ -7,6 +7,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LOWEST := .venv-lowest
+# Tests at a time, each on one thread. Those of a file share a process, see tests/conftest.py.
+WORKERS ?= 2
 
 .PHONY: demo quick test lint lowest benchmarks paper clean
 
@@ -14,10 +16,10 @@ demo: .venv/demo.stamp
 	$(BIN)/adasim demo
 
 quick: .venv/test.stamp lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test: .venv/test.stamp lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -25,7 +27,7 @@ lint: .venv/test.stamp
 	$(BIN)/mypy
 
 lowest: $(LOWEST)/test.stamp
-	$(LOWEST)/bin/python -m pytest -m "not slow"
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow"
 
 benchmarks: .venv/test.stamp
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done

@@ -4,6 +4,7 @@ Importing torch takes seconds and a test needs many runs, so this process import
 Each line of JSON on its standard input is a request, each line on its standard output the answer:
 
     {"start": RUN}                       -> the new process's id
+    {"ranks": ARGUMENTS, "env": .., "log": ..}   -> the same, of gloo_ranks.py with these arguments
     {"wait": PID, "seconds": SECONDS}    -> its exit code, minus the signal that ended it, or null: still running
 
 RUN holds config, out, resume, threads, log (a file that takes what the run prints) and hooks. A hook
@@ -39,6 +40,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import gloo_ranks
 import torch
 import torch.utils.tensorboard
 from helpers import fill
@@ -227,11 +229,11 @@ def train(run: dict[str, Any]) -> None:
         pretrain(config, out, resume=resume)
 
 
-def leave_at_once(run: dict[str, Any]) -> NoReturn:
-    """Train, and exit with the right code but without tidying up, which takes twice as long as the training."""
+def leave_at_once(work: Callable[..., None], *arguments: Any) -> NoReturn:
+    """Work, and exit with the right code but without tidying up, which takes twice as long as the training."""
     code = 1
     try:
-        train(run)
+        work(*arguments)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -261,12 +263,18 @@ def main() -> None:
         if "start" in request:
             pid = start(request["start"])
             if pid is None and request["start"].get("command"):
-                leave_at_once(request["start"])
+                leave_at_once(train, request["start"])
             elif pid is None:
                 return train(request["start"])  # and leave as any program does, exit handlers included
             print(json.dumps(pid), flush=True)
+        elif "ranks" in request:
+            if (pid := start(request)) is None:
+                os.environ.update(request["env"])
+                leave_at_once(gloo_ranks.main, *request["ranks"])
+            print(json.dumps(pid), flush=True)
         else:
             print(json.dumps(wait(request["wait"], request["seconds"])), flush=True)
+    os._exit(0)  # tidying up takes seconds
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Run a function of a test file in real gloo processes, for one number of processes after another.
 
-    python tests/gloo_ranks.py FILE FUNCTION FOLDER WORLD...
-
 FUNCTION(folder, stage) is called on every rank of every stage; stage i has the i-th number of processes, and what
-it returns is saved as FOLDER/STAGE-RANK.pt. Importing torch takes seconds, so it is done once, and ranks are forked.
+it returns is saved as FOLDER/STAGE-RANK.pt. Importing torch takes seconds, so ranks are forked from driver.py.
 """
 
 from __future__ import annotations
@@ -48,21 +46,18 @@ def be_rank(work: Callable[[Path, int], Any], folder: Path, stage: int, rank: in
         return 1
 
 
-def main(file: str, function: str, folder: Path, worlds: list[int]) -> None:
+def main(file: str, function: str, folder: str, *worlds: str) -> None:
     torch.set_num_threads(1)
     work = load(file, function)
-    for stage, world in enumerate(worlds):
+    for stage, world in enumerate(map(int, worlds)):
         ranks = []
         for rank in range(world):
             if pid := os.fork():
                 ranks.append(pid)
             else:
-                code = be_rank(work, folder, stage, rank, world)
+                code = be_rank(work, Path(folder), stage, rank, world)
                 sys.stderr.flush()
                 os._exit(code)
         if any([os.waitpid(pid, 0)[1] for pid in ranks]):
-            sys.exit(f"a rank of stage {stage} ({world} processes) failed")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), [int(world) for world in sys.argv[4:]])
+            print(f"a rank of stage {stage} ({world} processes) failed", file=sys.stderr)
+            sys.exit(1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
 import subprocess
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adasim.cli.main import main
-from adasim.data import open_images
+from adasim.config import Config
+from adasim.data import ImageSet, open_images
+from adasim.ranks.processes import Distributed
+from adasim.train.trial import Speed, time_steps
 
 # Folders and files
 
@@ -97,7 +104,35 @@ def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -
     assert torch.equal(found[0], expected[0])
 
 
-# Words and waiting
+# Processes, words and waiting
+
+
+def of_known_speed(
+    config: Config, images: ImageSet, ranks: Distributed, *, at_once: int | None = None
+) -> Speed:
+    """`time_steps` of a machine that trains 100 images a second: two real steps, whatever they take here."""
+    time_steps(config, images, ranks, at_once=at_once, seconds=0)
+    return Speed(100, 0.01)
+
+
+def forked(work: Callable[[], None]) -> tuple[int, str]:
+    """Exit code and output of a process of its own that does this: it is spared the seconds of importing torch."""
+    with tempfile.TemporaryFile("w+") as said:
+        if not (child := os.fork()):
+            code = 1
+            try:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                with open(1, "w", closefd=False) as out, redirect_stdout(out), redirect_stderr(out):
+                    work()
+                code = 0
+            except BaseException:
+                os.write(2, traceback.format_exc().encode())
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return code, said.read()
 
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -118,9 +153,15 @@ def in_one_line(text: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody uses at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """A port that nobody uses at the moment, and that nobody is given who asks for any port, as gloo does.
+
+    Tests that run side by side choose among different ones.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = 10_000 + 1_000 * worker + secrets.randbelow(1_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

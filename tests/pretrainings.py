@@ -249,6 +249,12 @@ class Runs:
             runs.append(self.start(one, out, resume=resume, hooks=hooks, **more))
         return Ranks(runs, records)
 
+    def start_work(self, arguments: list[str], out: Path, env: dict[str, str]) -> Run:
+        """What gloo_ranks.py does with these arguments, forked from a process that has imported everything."""
+        log = out.with_name(f"{out.name}.log")
+        log.touch()
+        return Run(self._ask({"ranks": arguments, "env": env, "log": str(log)}), out, log, self._ask)
+
     def _ask(self, request: dict[str, Any]) -> Any:
         assert self._driver.stdin is not None
         assert self._driver.stdout is not None

@@ -77,7 +77,6 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path
 
     assert run("python", "-c", "import adasim; print(adasim.__file__)").startswith(str(packages))
     assert run("adasim", "--version") == f"adasim {adasim.__version__}\n"
-    assert "feature cache" in run("adasim", "plan", "--images", "1281167", "--dim", "384")
     assert "after pretraining" in run("adasim", "demo", "--epochs", "2", "--out", "demo")
     assert (tmp_path / "elsewhere" / "demo" / "neighbours.png").exists()
     assert b"adasim explore" in (tmp_path / "elsewhere" / "demo" / "explore.html").read_bytes()[:400]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import of_known_speed
 from PIL import Image
 
 from adasim import photos
@@ -18,7 +20,7 @@ from adasim.errors import UserError
 from adasim.ranks.processes import Distributed
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
-from adasim.train.trial import Speed
+from adasim.train.trial import Speed, time_steps
 
 
 def write_images(folder: Path, sizes: list[tuple[int, int]]) -> None:
@@ -35,7 +37,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_a_laptop_gets_a_run_that_ends(folder: Path) -> None:
+def test_a_laptop_gets_a_run_that_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photos, "time_steps", partial(time_steps, seconds=0.2))  # instead of four
     said: list[str] = []
     proposal = photos.propose(str(folder), hours=0.01, device="cpu", say=said.append)
     config = proposal.config
@@ -70,7 +73,10 @@ def test_the_largest_that_gets_through_enough_epochs_is_proposed(
     assert proposal.seconds <= 3.6
 
 
-def test_the_proposed_run_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_proposed_run_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(photos, "time_steps", of_known_speed)
     out = tmp_path / "run"
     main(
         [
@@ -81,7 +87,7 @@ def test_the_proposed_run_runs(folder: Path, tmp_path: Path, capsys: pytest.Capt
             "--out",
             str(out),
             "--hours",
-            "0.005",
+            "0.001",
             "--yes",
             "--seed",
             "3",
@@ -92,6 +98,7 @@ def test_the_proposed_run_runs(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert "measured" in shown
     run = load_run(out)
     assert run.config.recipe == "photos"
+    assert run.config.epochs == 8  # 90 % of 3.6 s at 100 images/s
     assert run.config.seed == 3  # any option changes the proposal
     assert run.metrics[-1]["epoch"] == run.config.epochs - 1
 

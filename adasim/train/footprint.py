@@ -11,7 +11,9 @@ device needs on top (the largest temporary, workspaces, fragments) is not counte
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from adasim.config import Config
+from adasim.config import Config, DataConfig
 from adasim.methods import build_method
 from adasim.ranks.devices import working_precision
 
@@ -48,20 +50,8 @@ class Footprint:
         if device is not None:
             working: Any = working_precision(config.precision, device)
             config = replace(config, precision=working)
-        with torch.device("meta"):
-            method = build_method(config, config.views.size, channels)
-            with FlopCounterMode(display=False) as counter:
-                method(_views(config, _FEW, channels), 0).loss.backward()
-        learned = sum(p.numel() for p in method.parameters() if p.requires_grad)
-        weights = weight_bytes(method, moments=2 if config.optim.name == "adamw" else 1)
-        # Autocast needs a device, so the tensors pretend to have one: the CPU, whose list of 16-bit operations is
-        # close to CUDA's.
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            method.to_empty(device="cpu")
-            few, more = (_kept_bytes(method, config, images, channels) for images in (_FEW, _MORE))
-        per_image = (more - few) // (_MORE - _FEW)
-        flops = counter.get_total_flops() // _FEW
-        return cls(flops, learned, weights, per_image, few - _FEW * per_image)
+        config = replace(config, data=DataConfig())  # no matter which
+        return _count(json.dumps(config.to_dict()), channels)
 
     def flops(self, images: int) -> int:
         """Operations of a step of so many images on one device."""
@@ -74,6 +64,25 @@ class Footprint:
     def training_bytes(self, images: int) -> int:
         """Networks, moments, gradients and activations."""
         return self.checkpoint_bytes + 4 * self.learned + self.activation_bytes(images)
+
+
+@cache  # a plan asks several times for the same one, and it takes seconds
+def _count(settings: str, channels: int) -> Footprint:
+    config = Config.from_dict(json.loads(settings))
+    with torch.device("meta"):
+        method = build_method(config, config.views.size, channels)
+        with FlopCounterMode(display=False) as counter:
+            method(_views(config, _FEW, channels), 0).loss.backward()
+    learned = sum(p.numel() for p in method.parameters() if p.requires_grad)
+    weights = weight_bytes(method, moments=2 if config.optim.name == "adamw" else 1)
+    # Autocast needs a device, so the tensors pretend to have one: the CPU, whose list of 16-bit operations is
+    # close to CUDA's.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        method.to_empty(device="cpu")
+        few, more = (_kept_bytes(method, config, images, channels) for images in (_FEW, _MORE))
+    per_image = (more - few) // (_MORE - _FEW)
+    flops = counter.get_total_flops() // _FEW
+    return Footprint(flops, learned, weights, per_image, few - _FEW * per_image)
 
 
 def _views(config: Config, images: int, channels: int) -> list[Tensor]:

@@ -97,12 +97,9 @@ def start_with_one_device_each(folder: Path, stage: int) -> str:
             return f"{ranks.device} {ranks.gather(rank)}"
 
 
-def test_processes_meet_when_each_is_shown_one_device(
-    run_ranks: Callable[..., list[list[Any]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    assert run_ranks(__file__, "start_with_one_device_each", 2) == [["cuda:0 [0, 1]"] * 2]
+def test_processes_meet_when_each_is_shown_one_device(run_ranks: Callable[..., list[list[Any]]]) -> None:
+    found = run_ranks(__file__, "start_with_one_device_each", 2, MASTER_PORT=str(free_port()))
+    assert found == [["cuda:0 [0, 1]"] * 2]
 
 
 # ---- in what precision ----

@@ -127,11 +127,11 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
     ranks.barrier()
     ranks.close()
     found["still up"] = dist.is_initialized()  # somebody else started it
-    port = ranks.gather(free_port())[0]
+    first_port, second_port = ranks.gather((free_port(), free_port()))[0]
     dist.destroy_process_group()
-    found["torchrun"] = launched({"RANK": ranks.rank, "WORLD_SIZE": ranks.world, "LOCAL_RANK": 0}, port)
+    found["torchrun"] = launched({"RANK": ranks.rank, "WORLD_SIZE": ranks.world, "LOCAL_RANK": 0}, first_port)
     slurm = {"SLURM_STEP_ID": 0, "SLURM_PROCID": ranks.rank, "SLURM_NTASKS": ranks.world}
-    found["slurm"] = launched(slurm, port + 1)
+    found["slurm"] = launched(slurm, second_port)
     return found
 
 

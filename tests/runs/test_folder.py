@@ -6,9 +6,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -212,20 +214,7 @@ def test_other_versions_are_named(tmp_path: Path) -> None:
 
 # The lock
 
-HOLDER = """
-import os, sys, time
-from pathlib import Path
-from adasim.config import Config
-from adasim.runs.folder import RunFolder
-run = RunFolder.create(Path(sys.argv[1]), Config(), {})
-worker = os.fork()  # as a loader worker is
-if worker:
-    print(worker, flush=True)
-time.sleep(60)
-"""
 
-
-@pytest.mark.slow
 def test_a_run_whose_views_were_rounded_in_another_way_says_so(tmp_path: Path) -> None:
     create(tmp_path / "run").close()
     with RunFolder.open(tmp_path / "run") as run:
@@ -240,29 +229,42 @@ def test_a_run_whose_views_were_rounded_in_another_way_says_so(tmp_path: Path) -
     assert "about one level in 255; JPEGs are still decoded at their full size" in note
 
 
-def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    worker = int(holder.stdout.readline())
+def hold(folder: Path, told: int) -> NoReturn:
+    """Be a process that has the run and a worker, whose id it tells."""
     try:
-        with pytest.raises(UserError, match=f"is in use by process {holder.pid} on .* another --out"):
+        run = RunFolder.create(folder, Config(), {})
+        worker = os.fork()  # as a loader worker is
+        if worker:
+            os.write(told, str(worker).encode())
+        time.sleep(60)
+        run.close()
+    finally:
+        os._exit(1)
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
+    hear, tell = os.pipe()
+    if not (holder := os.fork()):
+        hold(tmp_path / "run", tell)
+    os.close(tell)
+    worker = int(os.read(hear, 20))
+    try:
+        with pytest.raises(UserError, match=f"is in use by process {holder} on .* another --out"):
             RunFolder.open(tmp_path / "run")
         before = snapshot(tmp_path)
         with pytest.raises(UserError, match="already holds another run"):
             create(tmp_path / "run")
         assert snapshot(tmp_path) == before
         assert RunFolder.open(tmp_path / "run", lock=False).config == Config()
-        holder.kill()
-        holder.wait()
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
         RunFolder.open(tmp_path / "run").close()  # although its worker still lives
         os.kill(worker, 0)
     finally:
-        holder.kill()
+        with suppress(ProcessLookupError):
+            os.kill(holder, signal.SIGKILL)
         os.kill(worker, signal.SIGKILL)
-        holder.stdout.close()
-        holder.wait()
+        os.close(hear)
 
 
 def test_one_process_cannot_open_a_run_twice(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from pretrainings import Small, Torchrun
+from pretrainings import Small, _config
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -139,29 +139,18 @@ def test_labels_of_a_data_set_serve_the_oracle_and_the_online_knn(
     assert not (tmp_path / "other").exists()
 
 
-SCRIPT = """
-import json, sys
-import adasim
-from adasim.config import Config
-from adasim.data import synthetic
-
-adasim.pretrain(Config.from_dict(json.load(open(sys.argv[1]))), sys.argv[2], data=list(synthetic(48, 16).images))
-"""
+def work(folder: Path, stage: int) -> str:
+    """On each of two ranks: a run on a list of tensors, with a loader process."""
+    config = _config(epochs=2, views__in_memory=False, data__workers=1)
+    return str(adasim.pretrain(config, folder / "run", data=list(synthetic(48, 16).images)))
 
 
 def test_two_ranks_with_a_loader_process_each_train_on_a_list_of_tensors(
-    small: Small, tmp_path: Path, torchrun: Torchrun, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, run_ranks: Callable[..., list[list[str]]], pixels: Tensor
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    (tmp_path / "script.py").write_text(SCRIPT)
-    config = small(epochs=2, views__in_memory=False, data__workers=1)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    words = [str(tmp_path / name) for name in ("script.py", "config.json", "run")]
-    ((code, said),) = torchrun(["--standalone", "--nproc-per-node", "2", *words])
-    assert code == 0, said
-    assert source(tmp_path / "run") == "python:list"
-    run = adasim.load_run(tmp_path / "run")
-    alone = adasim.pretrain(config, tmp_path / "alone", data=list(synthetic(48, 16).images))
-    assert list(run.curve("loss").values()) == pytest.approx(
-        list(adasim.load_run(alone).curve("loss").values()), rel=1e-3
-    )
+    [[out, same]] = run_ranks(__file__, "work", 2)
+    assert out == same
+    assert source(Path(out)) == "python:list"
+    alone = adasim.pretrain(small(epochs=2, views__in_memory=False), tmp_path / "alone", data=list(pixels))
+    together, expected = (list(adasim.load_run(run).curve("loss").values()) for run in (out, alone))
+    assert together == pytest.approx(expected, rel=1e-3)

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import contents
+from helpers import contents, forked
 from PIL import Image
 from pretrainings import STEP, Digest, Run, Runs, Small, at
 
@@ -283,33 +282,31 @@ def run_of(pid: int, started: int) -> str:
     return f"process {pid} on {socket.gethostname()}\n0123456789abcdef {started}\n"
 
 
-WINDOWS = """
-import os, random, sys
-import timm, torch, tensorboard, torch.distributed
-import adasim.config
-sys.modules["fcntl"] = None
-del os.register_at_fork
-from pathlib import Path
-from adasim.config import Config
-from adasim.errors import UserError
-from adasim.runs.folder import RunFolder
-print(RunFolder.open(Path(sys.argv[1]), lock=False).config.epochs)
-create = lambda: RunFolder.create(Path(sys.argv[1] + "2"), Config(), {})
-for attempt in (create, lambda: RunFolder.open(Path(sys.argv[1]))):
-    try:
-        attempt()
-    except UserError as error:
-        print(error)
-"""
-
-
 def test_a_system_without_fcntl_looks_at_runs_and_says_that_it_cannot_train(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", Config(epochs=7), {}).close()
-    done = subprocess.run(
-        [sys.executable, "-c", WINDOWS, tmp_path / "run"], capture_output=True, text=True, check=True
-    )
+
+    def as_on_windows() -> None:
+        for name in [name for name in sys.modules if name.split(".")[0] == "adasim"]:
+            del sys.modules[name]
+        sys.modules["fcntl"] = None  # type: ignore[assignment]
+        del os.register_at_fork
+        from adasim.config import Config
+        from adasim.errors import UserError
+        from adasim.runs.folder import RunFolder
+
+        print(RunFolder.open(tmp_path / "run", lock=False).config.epochs)
+        for attempt in (
+            lambda: RunFolder.create(tmp_path / "run2", Config(), {}),
+            lambda: RunFolder.open(tmp_path / "run"),
+        ):
+            try:
+                attempt()
+            except UserError as error:
+                print(error)
+
+    code, said = forked(as_on_windows)
     sentence = "Training needs file locks as Linux and macOS have them. On Windows, run adasim inside WSL."
-    assert done.stdout.splitlines() == ["7", sentence, sentence]
+    assert (code, said.splitlines()) == (0, ["7", sentence, sentence])
     assert not (tmp_path / "run2").exists()
 
 
