@@ -18,7 +18,20 @@ FLOORS: list[set[str]] = [
     {"runs"},
     {"train", "eval"},
     {"use"},
-    {"api", "run", "recipes", "plots", "plan", "photos", "forecast", "demo", "explore", "cli", "__main__"},
+    {
+        "api",
+        "run",
+        "recipes",
+        "plots",
+        "curves",
+        "plan",
+        "photos",
+        "forecast",
+        "demo",
+        "explore",
+        "cli",
+        "__main__",
+    },
 ]
 """From the ground up. Rooms of one floor do not know each other, except on the ground floor and on the top one."""
 

@@ -85,6 +85,7 @@ def test_the_proposed_run_runs(folder: Path, tmp_path: Path, capsys: pytest.Capt
             "--yes",
             "--seed",
             "3",
+            "--no-curves",
         ]
     )
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)
