@@ -45,7 +45,7 @@ def draw(grouped: Grouped, panels: Sequence[Panel], *, constant: bool = True) ->
     with rc_context({**_LOOK, "font.size": size, "legend.fontsize": size, "axes.titlesize": size * 1.1}):
         figure: Any = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.02, hspace=0.03)
-        longest = max(one.epochs for group in groups for one in group.runs)
+        longest = max(one.reached for group in groups for one in group.runs)
         for place, (panel, found) in enumerate(drawn):
             axes = figure.add_subplot(rows, columns, place + 1)
             _draw_panel(axes, panel, found, len(groups))

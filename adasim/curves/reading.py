@@ -19,6 +19,7 @@ class RunCurves:
     Attributes:
         run: the run.
         epochs: how many epochs it has finished; 0 means that there is nothing to draw yet.
+        reached: the same with the part of the epoch that it is in.
     """
 
     def __init__(self, run: Run) -> None:
@@ -26,9 +27,12 @@ class RunCurves:
         placed = [line for line in run.metrics if _is_count(line["step"]) and _is_count(line.get("epoch"))]
         # A line of epoch e (from 0) stands at most e + 1 epochs into the run, and at an epoch's end just there.
         self._steps = max((line["step"] / (line["epoch"] + 1) for line in placed), default=0.0)
-        ended = [line["epoch"] + 1 for line in placed if "epoch_loss" in line]
-        begun = [line["epoch"] for line in placed]
-        self.epochs: int = max(ended + begun, default=0)
+        self.reached = (
+            max((line["step"] / self._steps for line in placed), default=0.0) if self._steps else 0.0
+        )
+        # In the first epoch nobody knows how long one is.
+        known = any(line["epoch"] or "epoch_loss" in line for line in placed)
+        self.epochs = int(self.reached + 1e-6) if known else 0
 
     def metrics(self) -> list[str]:
         """All numbers that were logged, by name."""
