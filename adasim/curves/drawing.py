@@ -16,7 +16,7 @@ from adasim.curves.panels import Line, Panel
 from adasim.curves.reading import Band, Curve, band
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "<", ">", "*")  # one more than colours, so that their pairs repeat late
+MARKERS = ("o", "s", "^", "D", "v", "<", ">", "d")  # one more than colours, so that their pairs repeat late
 STYLES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, QUIET = "#222222", "#d9d9d9"
 INCHES, DPI = (16.0, 9.0), 120  # 1920 x 1080 pixels

@@ -57,13 +57,18 @@ def group(runs: Sequence[RunCurves]) -> Grouped:
     they are kept apart, and named by their folders.
     """
     settings = [settings_of(one.run) for one in runs]
+    places_of: dict[str, dict[str, Any]] = {}
+    for one, own in zip(runs, settings, strict=True):  # the same images, wherever they lay
+        if one.run.data_fingerprint is not None:
+            where = {name: own[name] for name in ("data.source", "data.exclude")}
+            own |= places_of.setdefault(one.run.data_fingerprint, where)
     keys = [json.dumps(one, sort_keys=True) for one in settings]
     members = {key: [i for i, other in enumerate(keys) if other == key] for key in keys}  # in the runs' order
     words, unsaid = labels([settings[places[0]] for places in members.values()])
     told = dict(zip(members, words, strict=True))
     names = [folder_name(one.run) for one in runs]
     if len(set(names)) < len(names):
-        names = [printable(one.run.path) for one in runs]
+        names = [_short(one.run.path) for one in runs]
     found: list[Group] = []
     for key, places in members.items():
         seeds = {runs[i].run.config.seed for i in places}
@@ -105,7 +110,7 @@ def labels(settings: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
         (name for name, found in values.items() if len(found) > 1),
         key=lambda name: (order.index(name) if name in order else len(order), name),
     )
-    chosen = _telling(differing, settings) if len(differing) > MOST_WORDS else differing
+    chosen = _telling(differing, settings) if len(differing) > MOST_WORDS else [*differing]
     chosen += [name for name in differing if name not in chosen][: max(0, MOST_WORDS - len(chosen))]
     shown = [name for name in differing if name in chosen]
     words = [_joined([in_words(name, one[name]) for name in shown if name in one]) for one in settings]
@@ -135,7 +140,7 @@ def in_words(name: str, value: Any) -> str:
     if name in ("method", "pairs"):
         value = _NAMES.get(str(value), value)
     pattern = _WORDS.get(name, f"{name.split('.')[-1].replace('_', ' ')} {{}}")
-    return printable(pattern.format(value))
+    return _short(pattern.format(value))
 
 
 def shared_words(runs: Sequence[RunCurves]) -> str:
@@ -150,7 +155,13 @@ def shared_words(runs: Sequence[RunCurves]) -> str:
 
 
 def folder_name(run: Run) -> str:
-    return printable(run.path.resolve().name)
+    return _short(run.path.resolve().name)
+
+
+def _short(text: object, letters: int = 48) -> str:
+    """What fits into a legend: of a long name the end, which tells more than the beginning."""
+    shown = printable(text)
+    return shown if len(shown) <= letters else "…" + shown[1 - letters :]
 
 
 def _joined(words: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from adasim.files import atomic_write
 from adasim.run import Run, load_run
 
 NAME, FORMATS = "curves", ("png", "svg", "pdf")
+MOST_LINES = 24  # with more, the legend leaves no room for the curves
 _MARK = "adasim plot"
 
 
@@ -50,6 +51,11 @@ def plot(
     read = with_epochs(opened, say)
     panels = chosen_panels(curves, read)
     grouped = group(read)
+    if len(grouped.groups) > MOST_LINES:
+        raise UserError(
+            f"These runs are of {len(grouped.groups)} different settings, and a figure has room for {MOST_LINES}. "
+            f"Name fewer."
+        )
     figure = draw(grouped, panels, constant=bool(curves))
     if figure is None:
         wanted = f" for {', '.join(curves)}" if curves else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from PIL import Image
 import adasim
 from adasim.cli.main import main
 from adasim.cli.pretrain import finish
+from adasim.curves.panels import PANELS
+from adasim.curves.writing import MOST_LINES
 from adasim.errors import UserError
 from adasim.files import TEMPORARY
 
@@ -102,6 +105,18 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     message = refusal(["plot", *(word.format(tmp=tmp_path) for word in words)], capsys)
     assert expected.format(tmp=tmp_path) in message
     assert snapshot(tmp_path) == before
+
+
+def test_as_many_settings_as_fit_leave_room_for_the_curves_and_more_are_refused(
+    make: Make, tmp_path: Path
+) -> None:
+    whole = {metric: [1, 2] for panel in PANELS.values() for line in panel.lines for metric in line.metrics}
+    runs = [make("x" * 99 + str(i), {"epoch_loss": [1, 2]} if i else whole) for i in range(MOST_LINES + 1)]
+    with pytest.raises(UserError, match="25 different settings, and a figure has room for 24"):
+        adasim.plot(runs, tmp_path / "all.svg")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns if there is no room
+        adasim.plot(runs[:-1], tmp_path / "all.svg")
 
 
 def test_any_number_that_was_logged_can_be_drawn_whatever_its_name(make: Make, tmp_path: Path) -> None:

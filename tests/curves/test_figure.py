@@ -143,6 +143,18 @@ def test_labels_say_what_differs_and_has_an_effect(make: Make) -> None:
     assert found.unsaid == ["optim.clip_grad"]
 
 
+def test_the_same_images_in_another_place_are_the_same_setting(make: Make) -> None:
+    runs = [
+        make(f"{seed}", {"epoch_loss": [1]}, seed=seed, data__source=f"/disk{seed}/photos") for seed in (0, 1)
+    ]
+    for run in runs:
+        (run / "data.json").write_text('{"fingerprint": "abc"}')
+    assert len(group([RunCurves(load_run(run)) for run in runs]).groups) == 1
+    (runs[1] / "data.json").write_text('{"fingerprint": "other"}')
+    labels = [one.label for one in group([RunCurves(load_run(run)) for run in runs]).groups]
+    assert labels == ["photos, 0", "photos, 1"]  # never the path; the folders tell them apart
+
+
 def test_a_real_run_has_all_panels_but_those_that_it_cannot_fill(finished: Path) -> None:
     figure = figure_of(finished)
     titles = {axes.get_title(loc="left") for axes in figure.axes}
