@@ -63,6 +63,7 @@ def plot(
     describe(grouped, say)
     for file in files:
         write(figure, file)
+        figure.set_layout_engine("none")  # everything has its place now, for the next file too
     return files
 
 
