@@ -14,11 +14,16 @@ from adasim.curves.writing import plot
 from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
+from adasim.explore.collection import collect
 from adasim.explore.exploring import explore
 from adasim.explore.opening import Options, open_run
 from adasim.explore.writing import write_page
+from adasim.files import atomic_write
+from adasim.gallery.figure import render
+from adasim.gallery.opening import supports_of_memory
+from adasim.gallery.picking import pick
+from adasim.gallery.tables import rows_of
 from adasim.models.transforms import EvalTransform
-from adasim.plots import gallery
 from adasim.recipes import get_recipe
 from adasim.run import load_run
 from adasim.train.state import build_state
@@ -69,14 +74,17 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
         f"Bootstrapping ratio: {last['bootstrap_ratio']:.0%} of the last epoch's pairs joined two different images."
     )
     assert run.memory is not None
-    gallery(out / "neighbours.png", train, run.memory, tau=config.neighbors.tau, seed=seed)
+    supports = supports_of_memory(run.memory, collect([train]), config.neighbors.tau, out.name)
+    picked = pick(supports, "random", 6, seed)
+    picture = render(supports, rows_of(supports, picked.ids), picked, show=10, format="png")
+    atomic_write(out / "neighbours.png", picture)
     plot(out, out / "curves.png")
     explored = explore(open_run(out, Options(workers=0, no_cache=True), lambda sentence: None))
     write_page(out / "explore.html", explored)
     for file, what in (
         ("backbone.safetensors", "the encoder: adasim.load_backbone(...), a timm model in .net"),
         ("curves.png", "how it went: loss, k-NN accuracy, neighbours of the same class, ..."),
-        ("neighbours.png", "what some images draw their partners from"),
+        ("neighbours.png", "some images and those that resemble them most; more: adasim gallery"),
         ("explore.html", "open it in a browser: neighbours, duplicates, suspicious labels, outliers"),
         ("metrics.jsonl", f"the numbers behind the curves; or: tensorboard --logdir {out}"),
     ):

@@ -90,10 +90,15 @@ class Run:
         """`ImageSet.fingerprint` of the images that the run began with, if it is on record."""
         return self._folder.facts.get("fingerprint")
 
-    def images(self, split: str = "train") -> ImageSet:
-        """The run's images, opened as it opens them; "test" for the test images of the same source."""
-        self._folder.check_source()
-        images = open_images(self.config.data.source, size=self.config.views.size, split=split)
+    def images(self, split: str = "train", source: str | None = None) -> ImageSet:
+        """The run's images, opened as it opens them; "test" for the test images of the same source.
+
+        Args:
+            source: where they are now, if they moved.
+        """
+        if source is None:
+            self._folder.check_source()
+        images = open_images(source or self.config.data.source, size=self.config.views.size, split=split)
         return leave_out(images, self.config.data.exclude)
 
 

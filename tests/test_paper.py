@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import refusal
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,36 @@ def test_images_are_laid_out_by_class_and_number(paper: Any, tmp_path: Path) -> 
 def test_the_share_of_right_partners_is_counted_among_those_that_changed(paper: Any) -> None:
     found = paper("frontier").judged(torch.tensor([0, 0, 3, 1, 5, 4]), torch.tensor([0, 0, 1, 1, 2, 0]))
     assert found == pytest.approx({"bootstrapped": 5 / 6, "precision": 2 / 5})
+
+
+def test_the_texts_show_what_the_results_say(paper: Any) -> None:
+    report = paper("report")
+    tables = report.blocks(paper("results").Results(paper("cell").RESULTS))
+    for text in report.TEXTS:
+        assert report.filled(text.read_text(), tables) == text.read_text(), (
+            "python -m benchmarks.paper.report"
+        )
+        assert "<!-- " in text.read_text()
+
+
+def test_gains_are_paired_by_seed(paper: Any) -> None:
+    gain = paper("results").gain_of
+    standard = [{"seed": 0, "knn": 10.0}, {"seed": 1, "knn": 50.0}, {"seed": 2, "knn": 30.0}]
+    ours = [{"seed": 2, "knn": 33.0}, {"seed": 1, "knn": 51.0}, {"seed": 7, "knn": 99.0}]
+    assert gain(ours, standard, "knn") == "+2.0 ± 1.0"  # 3 and 1: deviation 1.41, over the root of 2
+    assert gain(ours[:1], standard, "knn") == "+3.0"
+    assert gain(standard, standard, "knn") == gain([], standard, "knn") == ""
+
+
+def test_commands_at_the_papers_scale_are_understood(
+    paper: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imagenet = paper("imagenet")
+    for cell in {cell for cells in imagenet.TABLES.values() for cell in cells}:
+        train, *measures = imagenet.commands(cell, tmp_path / "nowhere", tmp_path / "run", launch="")
+        assert f"No such folder: {tmp_path}/nowhere" in refusal(train, capsys)
+        for measure in measures:
+            assert str(tmp_path) in refusal(measure[measure.index("eval") :], capsys)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@
     adasim similar RUN IMAGE --in FOLDER              the images most similar to one, as a table and a picture
     adasim export RUN --to timm                       for other libraries: timm, hf, onnx, pt2
     adasim explore RUN                                a page of neighbours, duplicates, wrong labels; any encoder, too
+    adasim gallery RUN --pick intriguing              the paper's galleries: images with their support and p_win
     adasim plot RUN [RUN ...]                         curves of a run, or of several in one figure
     adasim plan RECIPE --data FOLDER                  memory, time and disk of a run here, before you start it
     adasim plan --images 14000000 --ranks 8           the same for a size and a number of processes, counted
@@ -84,6 +85,13 @@ def explore(arguments: Sequence[str]) -> None:
     run(arguments)
 
 
+def gallery(arguments: Sequence[str]) -> None:
+    """`adasim gallery ...`"""
+    from adasim.cli.gallery import main as run
+
+    run(arguments)
+
+
 def plot(arguments: Sequence[str]) -> None:
     """`adasim plot ...`"""
     from adasim.cli.plot import main as run
@@ -106,6 +114,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "similar": (similar, "the images most similar to one: a table and a picture"),
     "export": (export, "for other libraries: timm, Hugging Face, ONNX, pt2"),
     "explore": (explore, "a page to go through neighbours, duplicates, wrong labels and outliers"),
+    "gallery": (gallery, "images with their ranked support and p_win: a picture and tables"),
     "plot": (plot, "curves of one run, or of several in one figure"),
     "plan": (plan, "memory, time and disk of a run, before you start it"),
 }

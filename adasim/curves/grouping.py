@@ -58,10 +58,10 @@ def group(runs: Sequence[RunCurves]) -> Grouped:
     """
     settings = [settings_of(one.run) for one in runs]
     places_of: dict[str, dict[str, Any]] = {}
-    for one, own in zip(runs, settings, strict=True):  # the same images, wherever they lay
-        if one.run.data_fingerprint is not None:
+    for each, own in zip(runs, settings, strict=True):  # the same images, wherever they lay
+        if each.run.data_fingerprint is not None:
             where = {name: own[name] for name in ("data.source", "data.exclude")}
-            own |= places_of.setdefault(one.run.data_fingerprint, where)
+            own |= places_of.setdefault(each.run.data_fingerprint, where)
     keys = [json.dumps(one, sort_keys=True) for one in settings]
     members = {key: [i for i, other in enumerate(keys) if other == key] for key in keys}  # in the runs' order
     words, unsaid = labels([settings[places[0]] for places in members.values()])

@@ -29,6 +29,8 @@ from adasim.run import Run, load_run
 
 Say = Callable[[str], None]
 """Takes a sentence for a person."""
+TAU = 0.2
+"""Temperature of p_win where nobody says another: the paper's."""
 _BATCH = 256
 
 
@@ -40,8 +42,8 @@ class Options:
     """w: augmented passes over the images, where an encoder and no run says who resembles whom."""
     k: int = 10
     """K: neighbours of each image in a pass."""
-    tau: float = 0.2
-    """Temperature of p_win."""
+    tau: float | None = None
+    """Temperature of p_win; a run's own by default, else 0.2."""
     size: int | None = None
     """Side in pixels of what the encoder sees; its own by default."""
     random_weights: Flag = False
@@ -59,8 +61,13 @@ class Options:
         for name in ("passes", "k"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name}={getattr(self, name)} must be at least 1.")
-        if not self.tau > 0:
+        if self.tau is not None and not self.tau > 0:
             raise UserError(f"--tau={self.tau} must be above 0. The paper uses 0.2.")
+
+    @property
+    def frozen_tau(self) -> float:
+        """Temperature where no run has one of its own."""
+        return self.tau or TAU
 
 
 @dataclass
@@ -89,7 +96,7 @@ def open_run(path: str | Path, options: Options, say: Say, *, images: ImageSet |
     source = run.config.data.source
     train = run.images() if images is None else images
     say(describe(train, unused=False))
-    _require_same(run, train)
+    require_same(run, train, f"adasim explore --backbone {run.path} --data {source}")
     test = open_test(source, size=run.config.views.size) if images is None else None
     if test is not None:
         say(describe(test, unused=False))
@@ -104,7 +111,7 @@ def open_run(path: str | Path, options: Options, say: Say, *, images: ImageSet |
         )
         support = _passes(extractor, collection, options)
         return Opened(collection, support, features, f"the encoder of the run {Path(path).resolve().name}")
-    tau = run.config.neighbors.tau or options.tau
+    tau = options.tau or run.config.neighbors.tau or TAU
     support = support_of_memory(memory, tau)
     if test is not None:
         support = with_more(support, features, tau)
@@ -121,7 +128,8 @@ def open_backbone(model: str, data: str, options: Options, say: Say) -> Opened:
     collection = _open_data(data, extractor.encoder.transform.size, say)
     features = _features(extractor, collection)
     support = _passes(extractor, collection, options)
-    origin = f"{options.passes} augmented passes of {extractor.encoder.name} (K = {options.k}, tau = {options.tau:g})"
+    name, k, tau = extractor.encoder.name, options.k, options.frozen_tau
+    origin = f"{options.passes} augmented passes of {name} (K = {k}, tau = {tau:g})"
     return Opened(collection, support, features, origin)
 
 
@@ -134,7 +142,7 @@ def open_features(file: Path, data: str, options: Options, say: Say) -> Opened:
             f"{file} has {len(features):,} features and {data} {len(collection):,} images. One row per image is "
             f"needed, in the order of the images: training images first, then test images, each by name."
         )
-    support = support_of_features(features, options.k, options.tau)
+    support = support_of_features(features, options.k, options.frozen_tau)
     return Opened(collection, support, features, f"features from {file.name}", windowed=False)
 
 
@@ -221,7 +229,7 @@ def _passes(extractor: Extractor, collection: Collection, options: Options) -> S
         extractor.encoder.transform,
         passes=options.passes,
         k=options.k,
-        tau=options.tau,
+        tau=options.frozen_tau,
         seed=options.seed,
         device=extractor.device,
         workers=options.workers,
@@ -260,12 +268,12 @@ def _open_data(data: str, size: int, say: Say) -> Collection:
     return collection
 
 
-def _require_same(run: Run, images: ImageSet) -> None:
-    """Neighbours are numbers of images: with other images they would be wrong ones."""
+def require_same(run: Run, images: ImageSet, otherwise: str) -> None:
+    """Neighbours are numbers of images: with other images they would be wrong ones. `otherwise` is the command that
+    looks at other images."""
     known = run.data_fingerprint
     if known is not None and known != images.fingerprint():
         raise UserError(
             f"The images are not those that {run.path} was trained on, and its neighbours would be wrong ones. "
-            f"Restore them, or look at these with: adasim explore --backbone {run.path} --data "
-            f"{run.config.data.source}"
+            f"Restore them, or look at these with: {otherwise}"
         )

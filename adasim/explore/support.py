@@ -39,6 +39,10 @@ class Support:
         found = (self.p * self.is_self()).sum(1)
         return torch.where((self.neighbours >= 0).any(1), found, torch.nan)
 
+    def best(self, k: int) -> Support:
+        """The k best of each image alone, so that their probabilities sum to 1 again."""
+        return Support(*_at_most(k, self.neighbours, self.p))
+
     def others(self) -> Tensor:
         """(N, S): the probabilities without the image itself, so that they sum to 1 again; all 0 where it is alone.
 

@@ -27,6 +27,11 @@ _PRODUCTS = (
     "curves.svg",
     "unreadable.csv",
     "explore.html",
+    *(
+        f"gallery-{pick}.{kind}"
+        for pick in ("random", "intriguing", "other-class", "picked")
+        for kind in ("png", "pdf", "csv", "tex")
+    ),
 )
 _DESCRIPTION = (LISTING, "data.json", "run.json", "config.json", "versions.json")
 _FILES = {*_PRODUCTS, *_DESCRIPTION, LOCK}

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
@@ -16,7 +17,9 @@ from adasim.files import atomic_write
 from adasim.terminal import printable
 from adasim.use.similar import Similar
 
-_INK, _QUIET, _ACCENT, _PAPER, _EMPTY = "#1d1d1f", "#75757a", "#2f6fab", "#ffffff", "#f1f1f3"
+_INK, _QUIET, _ACCENT, _PAPER = "#1d1d1f", "#75757a", "#2f6fab", "#ffffff"
+EMPTY = "#f1f1f3"
+"""Where an image leaves room in its square."""
 _CELL, _CAPTION, _GAP, _MARGIN = 1.6, 0.42, 0.16, 0.28  # inches
 _PIXELS = 160  # per inch
 _LETTERS = 24  # of a file's name
@@ -42,11 +45,12 @@ def contact_sheet(path: Path, found: Similar, title: str) -> None:
     ) -> None:
         """A square of `side` inches whose upper left corner lies (x, y) from that of the sheet, and two lines."""
         axis = figure.add_axes((x / width, 1 - (y + side) / height, side / width, side / height))
-        _show(axis, pixels, side, colour)
+        _show(axis, pixels, round(side * _PIXELS))
+        plain: dict[str, Any] = {"va": "top", "parse_math": False}  # a file name may hold dollars
         figure.text(
-            x / width, 1 - (y + side + 0.07) / height, top, va="top", size=8, color=colour, weight="bold"
+            x / width, 1 - (y + side + 0.07) / height, top, size=8, color=colour, weight="bold", **plain
         )
-        figure.text(x / width, 1 - (y + side + 0.22) / height, below, va="top", size=6.5, color=_QUIET)
+        figure.text(x / width, 1 - (y + side + 0.22) / height, below, size=6.5, color=_QUIET, **plain)
 
     cell(found.query, _MARGIN, _MARGIN, large, "your image", _short(title, 2 * _LETTERS), _ACCENT)
     for place, (i, score, name) in enumerate(zip(found.ids, found.scores, found.files, strict=True)):
@@ -58,28 +62,36 @@ def contact_sheet(path: Path, found: Similar, title: str) -> None:
     atomic_write(path, buffer.getvalue())
 
 
-def _show(axis: Any, pixels: Tensor | None, side: float, colour: str) -> None:
-    """The whole image in the middle of a pale square, its proportions kept."""
+def _show(axis: Any, pixels: Tensor | None, target: int) -> None:
+    """The whole image in the middle of a pale square of `target` pixels, its proportions kept."""
     axis.set_xticks([])
     axis.set_yticks([])
     for line in axis.spines.values():
         line.set_visible(False)
-    axis.set_facecolor(_EMPTY)
+    axis.set_facecolor(EMPTY)
     axis.set_xlim(0, 1)
     axis.set_ylim(0, 1)
     if pixels is None:
         axis.text(0.5, 0.5, "cannot be read", ha="center", va="center", size=7, color=_QUIET)
         return
-    target = round(side * _PIXELS)
+    shown, w, h = fitted(pixels, target)
+    box = (0.5 - w / 2, 0.5 + w / 2, 0.5 - h / 2, 0.5 + h / 2)
+    axis.imshow(shown, extent=box, interpolation="none")
+    axis.set_xlim(0, 1)
+    axis.set_ylim(0, 1)
+
+
+def fitted(pixels: Tensor, target: int) -> tuple[np.ndarray, float, float]:
+    """An image (3, H, W) made to fit into a square of `target` pixels, its proportions kept: uint8 (h, w, 3), and the
+    parts of the square's width and height that it takes up.
+
+    Small images keep their pixels as squares; large ones are averaged, not sampled.
+    """
     scale = target / max(pixels.shape[-2:])
     size = [max(1, round(length * scale)) for length in pixels.shape[-2:]]
     smooth = TF.InterpolationMode.NEAREST_EXACT if scale >= 4 else TF.InterpolationMode.BICUBIC
     shown = TF.resize(pixels, size, interpolation=smooth, antialias=True)
-    h, w = size[0] / target, size[1] / target
-    box = (0.5 - w / 2, 0.5 + w / 2, 0.5 - h / 2, 0.5 + h / 2)
-    axis.imshow(shown.permute(1, 2, 0).to(torch.uint8).numpy(), extent=box, interpolation="none")
-    axis.set_xlim(0, 1)
-    axis.set_ylim(0, 1)
+    return shown.permute(1, 2, 0).to(torch.uint8).numpy(), size[1] / target, size[0] / target
 
 
 def _load(found: Similar, i: int) -> Tensor | None:

@@ -25,6 +25,7 @@ from adasim.train.loop import NonFiniteLossError
 from .settings import IMAGES_PER_CLASS, build
 from .tables import Cell
 
+RESULTS = Path(__file__).parent / "results"
 COLLAPSE = ("The encoder gives nearly", "The features use only", "The teacher's output is")
 """How the sentences of adasim.train.monitor begin."""
 CURVES = {
@@ -74,7 +75,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     bench = prepare(data, runs)
     config = build(*cell)
     config.data.source = str(bench)
-    out = runs / str(cell).replace("/", "_").replace(":", "_")
+    out = folder_of(cell, runs)
     log = out.with_suffix(out.suffix + ".log")
     resumed = (out / "config.json").exists()
     started, used = time.time(), time.process_time()
@@ -97,6 +98,11 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     for leftover in ("checkpoints", "features", "tensorboard"):
         shutil.rmtree(out / leftover, ignore_errors=True)
     return line
+
+
+def folder_of(cell: Cell, runs: Path) -> Path:
+    """Where a cell's run is kept."""
+    return runs / str(cell).replace("/", "_").replace(":", "_")
 
 
 def measure(out: Path, bench: Path, train: Path) -> dict[str, Any]:

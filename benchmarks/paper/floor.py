@@ -17,10 +17,8 @@ from adasim.eval.features import extract
 from adasim.methods import build_method
 from adasim.models import EvalTransform
 
-from .cell import append, commit, prepare
+from .cell import RESULTS, append, commit, prepare
 from .settings import build
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:

@@ -22,29 +22,30 @@ class Cell(NamedTuple):
         return cls(method, arm, int(seed))
 
 
-def _cells(methods: str, arms: str, seeds: int = 1) -> list[Cell]:
+def cells(methods: str, arms: str, seeds: int = 1) -> list[Cell]:
+    """All of these methods with all of these arms, seed by seed."""
     return [Cell(m, a, s) for s in range(seeds) for m in methods.split() for a in arms.split()]
 
 
 TABLES: dict[str, list[Cell]] = {
     "main": [
-        *_cells("simsiam dino", "standard adasim", 3),
-        *_cells("simsiam dino", "nearest"),
-        *_cells("dino-vit", "standard nearest adasim"),
+        *cells("simsiam dino", "standard adasim", 3),
+        *cells("simsiam dino", "nearest"),
+        *cells("dino-vit", "standard nearest adasim"),
     ],
-    "oracle": _cells("simsiam", "oracle:p=0.5 oracle:p=0"),
+    "oracle": cells("simsiam", "oracle:p=0.5 oracle:p=0"),
     "policies": [
-        *_cells("simsiam", "confident", 3),
-        *_cells("simsiam", "confident:share=0.05 confident:share=0.3 confident:share=0.05,share_end=0.3"),
-        *_cells("dino", "confident"),
+        *cells("simsiam", "confident", 3),
+        *cells("simsiam", "confident:share=0.05 confident:share=0.3 confident:share=0.05,share_end=0.3"),
+        *cells("dino", "confident"),
     ],
     "ablation": [
-        *_cells("simsiam-short", "standard adasim"),
-        *_cells("simsiam-short", "adasim:tau=0.05 adasim:tau=0.1 adasim:tau=0.4"),
-        *_cells("simsiam-short", "adasim:window=1 adasim:window=10 adasim:window=20"),
-        *_cells("simsiam-short", "adasim:k=3 adasim:k=10"),
+        *cells("simsiam-short", "standard adasim"),
+        *cells("simsiam-short", "adasim:tau=0.05 adasim:tau=0.1 adasim:tau=0.4"),
+        *cells("simsiam-short", "adasim:window=1 adasim:window=10 adasim:window=20"),
+        *cells("simsiam-short", "adasim:k=3 adasim:k=10"),
     ],
-    "contrast": [*_cells("nnclr", "standard"), *_cells("infonce", "standard nearest adasim")],
-    "weak": _cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),
+    "contrast": [*cells("nnclr", "standard"), *cells("infonce", "standard nearest adasim")],
+    "weak": cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),
 }
 """tau = 0 of the ablation is the arm `standard`. Few-shot and segmentation measure the runs of `main` again."""

@@ -248,7 +248,7 @@ def test_a_sheet_of_one_answer_and_of_a_vanished_file_is_drawn(
     found = adasim.similar(run, photos / "b" / "03.png", photos, k=1, workers=0)
     (photos / found.files[0]).unlink()
     contact_sheet(
-        tmp_path / "sheet.png", found, "a name that is far too long for the room below an image.png"
+        tmp_path / "sheet.png", found, "a name that is too long for its room, and no $\\frac$ to be set.png"
     )
     with Image.open(tmp_path / "sheet.png") as picture:
         assert picture.width > picture.height

@@ -1,0 +1,137 @@
+"""`adasim gallery ...`: images with their ranked support, as a picture and as tables.
+
+adasim gallery RUN                                      random images and what they draw their partners from
+adasim gallery RUN --pick intriguing                    those whose best match is another image
+adasim gallery --backbone resnet50 --data photos/       any frozen encoder, any images
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.text import Text
+
+from adasim import terminal
+from adasim.cli.plugins import load_plugins
+from adasim.errors import UserError
+from adasim.eval.options import Flag
+from adasim.explore.opening import Options, Say, open_backbone, open_features
+from adasim.files import atomic_write
+from adasim.gallery.figure import FORMATS, render
+from adasim.gallery.opening import Supports, supports_of_opened, supports_of_run
+from adasim.gallery.picking import KINDS, pick
+from adasim.gallery.tables import as_csv, as_latex, rows_of
+from adasim.run import load_run
+from adasim.use.outputs import check_output
+
+
+@dataclass(kw_only=True)
+class What:
+    """Which images, and what is written."""
+
+    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A run folder: what its images draw their partners from."""
+    pick: Annotated[str, tyro.conf.arg(metavar="random|intriguing|other-class|IDS")] = "random"
+    """random: any images. intriguing: the best match is another image, so that the gate is shut. other-class: the
+    best match is of another class than the image (needs labels). Or ids and file names, with commas between them."""
+    count: int = 6
+    """How many images, where they are not named."""
+    show: int = 10
+    """How many neighbours of each are drawn at most; the tables hold all."""
+    backbone: str | None = None
+    """Instead of a run: a timm model, a backbone.safetensors or a run folder, for the images of --data."""
+    features: Path | None = None
+    """Instead of a run: an .npz file with an array `features` (images, width), a row for each image of --data."""
+    data: str | None = None
+    """Which images: a folder, an .npz file, hf:NAME or synthetic[:COUNT]. With RUN: where its images are now."""
+    out: Path | None = None
+    """A folder, or the beginning of the files' names; RUN/gallery-PICK, or gallery-PICK here."""
+    format: tuple[Literal["png", "pdf"], ...] = ()
+    """Of the picture: png, pdf, or both; what --out ends in, or png. A .csv and a .tex table are always written."""
+    overwrite: Flag = False
+    """Replace files that are there."""
+    # Only for the help: `load_plugins` has taken the option out before the others are read.
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """Python files that register methods or kinds of data of your own (docs/extending.md)."""
+
+
+@dataclass(kw_only=True)
+class GalleryArguments(Options, What):  # in this order `What` comes first in the help
+    """The galleries of the paper: images, each with its ranked support and a bar for every probability p_win; and the
+    same as tables for a spreadsheet and for LaTeX."""
+
+    seed: int = 0
+    """Random seed: which images are picked, and the augmented passes of --backbone."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim gallery ...`"""
+    asked = tyro.cli(GalleryArguments, args=load_plugins(arguments), prog="adasim gallery")
+    console = terminal.console()
+
+    def say(sentence: str) -> None:
+        console.print(sentence, soft_wrap=True)
+
+    check(asked)
+    beginning, formats = names(asked)
+    paths = {kind: beginning.with_name(f"{beginning.name}.{kind}") for kind in (*formats, "csv", "tex")}
+    for path in paths.values():
+        check_output(path, asked.overwrite)
+    supports = open_asked(asked, say)
+    picked = pick(supports, asked.pick, asked.count, asked.seed)
+    rows = rows_of(supports, picked.ids)
+    say(f"{picked.title}: {picked.choice}.")
+    made = {kind: render(supports, rows, picked, show=asked.show, format=kind) for kind in formats}
+    made["csv"] = as_csv(supports, rows)
+    made["tex"] = as_latex(supports, rows, f"{picked.title}. {picked.choice}; p_win from {supports.origin}.")
+    for kind, path in paths.items():
+        try:
+            atomic_write(path, made[kind])
+        except OSError as error:
+            raise UserError(
+                f"Cannot write {path}: {error.strerror}. Make room, or choose another --out."
+            ) from None
+        console.print(Text.assemble("  ", str(path)), soft_wrap=True)
+
+
+def check(asked: GalleryArguments) -> None:
+    """Exactly one of a run, an encoder and features; images for the latter two; and numbers that make sense."""
+    given = [name for name in ("run", "backbone", "features") if getattr(asked, name) is not None]
+    if len(given) != 1:
+        raise UserError(
+            "Whose neighbours are to be shown? Name a run folder, or --backbone NAME --data FOLDER, or --features "
+            "FILE.npz --data FOLDER" + (", one of them alone." if given else ".")
+        )
+    if asked.run is not None:
+        load_run(asked.run)  # says so if it is none, before anything is said about files in it
+    elif asked.data is None:
+        raise UserError(f"--{given[0]} needs --data: which images?")
+    for name in ("count", "show"):
+        if getattr(asked, name) < 1:
+            raise UserError(f"--{name}={getattr(asked, name)} must be at least 1.")
+
+
+def names(asked: GalleryArguments) -> tuple[Path, tuple[str, ...]]:
+    """How the names of all files begin, and the formats of the picture."""
+    kind = asked.pick if asked.pick in KINDS else "picked"
+    out = asked.out if asked.out is not None else asked.run if asked.run is not None else Path()
+    if out.is_dir():
+        return out / f"gallery-{kind}", tuple(dict.fromkeys(asked.format)) or ("png",)
+    suffix = out.suffix.lower().removeprefix(".")
+    if suffix in FORMATS:
+        return out.with_suffix(""), tuple(dict.fromkeys((suffix, *asked.format)))
+    return out, tuple(dict.fromkeys(asked.format)) or ("png",)
+
+
+def open_asked(asked: GalleryArguments, say: Say) -> Supports:
+    if asked.run is not None:
+        return supports_of_run(asked.run, say, data=asked.data, tau=asked.tau)
+    assert asked.data is not None
+    if asked.backbone is not None:
+        return supports_of_opened(open_backbone(asked.backbone, asked.data, asked, say), asked.k)
+    assert asked.features is not None
+    return supports_of_opened(open_features(asked.features, asked.data, asked, say), asked.k)

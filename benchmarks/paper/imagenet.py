@@ -1,0 +1,60 @@
+"""The same tables with the paper's recipes on ImageNet: which commands a cell takes, and what is read from its run.
+
+Pretraining is started by `--launch`, on one device by default; evaluations by one process. Nobody here could run this
+to its end: tests see to it that every command is understood.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import adasim
+
+from .cell import append, commit, curves, folder_of
+from .published import ABLATION
+from .tables import Cell, cells
+
+RECIPES = {"simsiam": "simsiam-resnet50", "dino": "dino-resnet50", "dino-vit": "dino-vit-s16"}
+TABLES: dict[str, list[Cell]] = {
+    "main": cells("simsiam dino dino-vit", "standard nearest adasim"),
+    "oracle": cells("dino-vit", "oracle:p=0 oracle:p=0.5"),
+    "ablation": cells("dino-vit", " ".join(ABLATION)),
+    "policies": cells("dino-vit", "standard adasim confident"),
+}
+ADASIM = f"{shlex.quote(sys.executable)} -m adasim"
+
+
+def commands(cell: Cell, data: Path, out: Path, launch: str = ADASIM) -> list[list[str]]:
+    """Pretrain, or go on with it; then k-NN and linear, as published.
+
+    >>> one = Cell("dino-vit", "adasim:k=5", 0)
+    >>> print(*commands(one, Path("in1k"), Path("out"), "torchrun -m adasim")[0])
+    torchrun -m adasim pretrain dino-vit-s16 --data in1k --out out --seed 0 --pairs adasim --neighbors.k 5
+    """
+    pairs, _, changes = cell.arm.partition(":")
+    train = ["pretrain", "--resume", str(out)]
+    if not (out / "config.json").exists():
+        train = ["pretrain", RECIPES[cell.method], "--data", str(data), "--out", str(out)]
+        train += ["--seed", str(cell.seed), "--pairs", pairs]
+        for name, value in (change.split("=") for change in changes.split(",") if change):
+            train += [f"--neighbors.{'oracle-p' if name == 'p' else name}", value]
+    measures = [["eval", name, str(out), "--data", str(data)] for name in ("knn", "linear")]
+    return [[*shlex.split(launch), *train], *([*shlex.split(ADASIM), *measure] for measure in measures)]
+
+
+def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path, launch: str) -> None:
+    """Run, or go on with, a cell; append its line to RESULTS/TABLE.jsonl."""
+    out = folder_of(cell, runs)
+    for command in commands(cell, data, out, launch):
+        print(shlex.join(command), flush=True)
+        subprocess.run(command, check=True)
+    run = adasim.load_run(out)
+    values: dict[str, Any] = {result.protocol: result.value for result in run.results}
+    line = {"table": table, **cell._asdict(), **values, "collapse": [], "curves": curves(out)}
+    line |= {"commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%d")}
+    append(results / f"{table}.jsonl", line)

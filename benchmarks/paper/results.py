@@ -1,0 +1,72 @@
+"""The lines of benchmarks/paper/results, and figures over their seeds."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from .tables import TABLES, Cell
+
+Lines = list[dict[str, Any]]
+
+
+class Results:
+    """What the files hold: the newest line of each cell, whichever table it was run for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cells: dict[Cell, dict[str, Any]] = {}
+        for table in TABLES:
+            for line in self.lines(table):
+                self.cells[Cell(line["method"], line["arm"], line["seed"])] = line
+
+    def lines(self, name: str) -> Lines:
+        """All lines of a file, in their order."""
+        file = self.folder / f"{name}.jsonl"
+        return [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
+
+    def seeds(self, method: str, arm: str) -> Lines:
+        """The arm's runs, by seed."""
+        return [line for cell, line in sorted(self.cells.items()) if (cell.method, cell.arm) == (method, arm)]
+
+    def arms(self, method: str, pairs: str) -> list[str]:
+        """The arms of a pair policy that have been run, or are to be, with a method: itself first."""
+        known = {c.arm for cells in TABLES.values() for c in cells if c.method == method}
+        return sorted((arm for arm in known if arm.split(":")[0] == pairs), key=lambda arm: (":" in arm, arm))
+
+    def transfer(self) -> dict[tuple[str, str], Lines]:
+        """Lines of few-shot and segmentation by method and arm, in the order of the tables."""
+        newest = {Cell(line["method"], line["arm"], line["seed"]): line for line in self.lines("transfer")}
+        order = list(dict.fromkeys((c.method, c.arm) for cells in TABLES.values() for c in cells))
+        found = {key: [newest[c] for c in sorted(newest) if (c.method, c.arm) == key] for key in order}
+        return {key: lines for key, lines in found.items() if lines}
+
+    def frontiers(self) -> list[tuple[str, dict[str, Any]]]:
+        """Run and tables of each frozen encoder that was looked at; the newest of each."""
+        return list({line["run"]: line["tables"] for line in self.lines("frontier")}.items())
+
+
+def figure_of(lines: Lines, name: str) -> str:
+    """Mean over seeds, with the standard deviation where there are several."""
+    values = [line[name] for line in lines if name in line]
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def gain_of(ours: Lines, standard: Lines, name: str) -> str:
+    """The mean difference to standard pairs of the same seed, with its standard error where there are several.
+
+    >>> standard = [{"seed": 1, "knn": 2.0}, {"seed": 0, "knn": 1.0}]
+    >>> gain_of([{"seed": 0, "knn": 3.0}, {"seed": 1, "knn": 6.0}], standard, "knn")
+    '+3.0 ± 1.0'
+    """
+    base = {line["seed"]: line[name] for line in standard if name in line}
+    gains = [line[name] - base[line["seed"]] for line in ours if name in line and line["seed"] in base]
+    if not gains or ours == standard:
+        return ""
+    error = f" ± {statistics.stdev(gains) / len(gains) ** 0.5:.1f}" if len(gains) > 1 else ""
+    return f"{statistics.mean(gains):+.1f}{error}"

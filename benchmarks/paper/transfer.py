@@ -1,0 +1,86 @@
+"""What the runs of the other tables know beside their own task: few-shot accuracy and linear segmentation.
+
+    python -m benchmarks.paper.transfer --data cifar10 --fashion fashion-mnist
+
+Measures every finished run that has no line in benchmarks/paper/results/transfer.jsonl yet. Few-shot is 5-way 5-shot
+by prototypes, in the same 600 episodes for all: of the test images of CIFAR-10 and of Fashion-MNIST, and of 3,000
+generated patterns. Segmentation is a linear layer on the last feature map, for the generated patterns.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import adasim
+from adasim.data import open_images
+from adasim.runs.metrics import read_metrics
+
+from .cell import RESULTS, append, commit, done, folder_of
+from .tables import TABLES
+
+PATTERNS = "synthetic:3000"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="CIFAR-10: train/CLASS and test/CLASS")
+    parser.add_argument("--fashion", type=Path, required=True, help="Fashion-MNIST, likewise")
+    parser.add_argument("--runs", type=Path, default=Path("runs/paper"), help="where run folders are kept")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are appended")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    targets = {"cifar10": test_images(args.data, args.runs), "fashion": test_images(args.fashion, args.runs)}
+    results = args.results / "transfer.jsonl"
+    for cell in sorted({cell for cells in TABLES.values() for cell in cells}):
+        folder = folder_of(cell, args.runs)
+        if finished(folder) and cell not in done(results):
+            line = measure(folder, targets | {"patterns": PATTERNS})
+            append(results, cell._asdict() | line)
+            print(f"{cell!s:44}{line['fewshot']}  mIoU {line['segmentation']}", flush=True)
+
+
+def test_images(data: Path, runs: Path) -> str:
+    """The test images as a file of arrays, made once."""
+    file = runs / f"test-{data.name}.npz"
+    if not file.exists():
+        images = open_images(str(data), split="test")
+        assert images.labels is not None
+        pixels = np.stack([images.load(i).expand(3, -1, -1).numpy() for i in range(len(images))])
+        np.savez(file, images=pixels, labels=images.labels.numpy())
+    return str(file)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run came to its end."""
+    if not (folder / "backbone.safetensors").exists():
+        return False
+    return sum("epoch_loss" in line for line in read_metrics(folder)) == adasim.load_run(folder).config.epochs
+
+
+def measure(folder: Path, targets: dict[str, str]) -> dict[str, Any]:
+    """Accuracy with its 95% interval for each target, and mean IoU at the last epoch."""
+    fewshot = {}
+    for name, source in targets.items():
+        found = adasim.evaluate(
+            folder, "fewshot", data=(source,), workers=0, no_cache=True, save=False
+        ).metrics
+        fewshot[name] = [round(found["mean"], 2), round(found["interval95"], 2)]
+    masks = adasim.evaluate(folder, "segmentation", data=PATTERNS, workers=0, save=False).metrics
+    return {
+        "fewshot": fewshot,
+        "segmentation": round(masks["miou_last"], 2),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+if __name__ == "__main__":
+    main()
