@@ -10,6 +10,7 @@ The names most people need, loaded when first used so that `adasim.neighbors` ne
     adasim.embed(run, "photos/")   features of all images, with file names and labels
     adasim.similar(run, image, "photos/")   the most similar images and their scores
     adasim.export(run, "onnx")     the encoder for other libraries: timm, hf, onnx, pt2
+    adasim.plot(runs)              the curves of one run or several, as a figure
     adasim.load_backbone(path)     a pretrained encoder back from a run folder or a .safetensors file
     adasim.load_run(path)          a run to look at: configuration, metrics, encoder, neighbour memory
 """
@@ -27,6 +28,7 @@ __all__ = [
     "export",
     "load_backbone",
     "load_run",
+    "plot",
     "pretrain",
     "similar",
 ]
@@ -40,6 +42,7 @@ _HOMES = {
     "export": "adasim.use.export",
     "load_backbone": "adasim.models",
     "load_run": "adasim.run",
+    "plot": "adasim.curves.writing",
     "pretrain": "adasim.api",
     "similar": "adasim.use.similar",
 }

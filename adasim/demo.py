@@ -10,6 +10,7 @@ from rich.text import Text
 
 from adasim import terminal
 from adasim.api import pretrain
+from adasim.curves.writing import plot
 from adasim.data import ImageSet, open_images
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
@@ -42,6 +43,7 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     config = get_recipe("demo")
     config.seed = seed
     config.epochs, config.neighbors.window = epochs, max(1, epochs // 6)  # the recipe's own: 60 and 10
+    config.eval.every = max(1, epochs // 12)  # for the curves: about five seconds in all
     train, test = open_images(config.data.source), open_images(config.data.source, split="test")
     assert train.labels is not None
     assert test.labels is not None
@@ -76,13 +78,15 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     picked = pick(supports, "random", 6, seed)
     picture = render(supports, rows_of(supports, picked.ids), picked, show=10, format="png")
     atomic_write(out / "neighbours.png", picture)
+    plot(out, out / "curves.png")
     explored = explore(open_run(out, Options(workers=0, no_cache=True), lambda sentence: None))
     write_page(out / "explore.html", explored)
     for file, what in (
         ("backbone.safetensors", "the encoder: adasim.load_backbone(...), a timm model in .net"),
+        ("curves.png", "how it went: loss, k-NN accuracy, neighbours of the same class, ..."),
         ("neighbours.png", "some images and those that resemble them most; more: adasim gallery"),
         ("explore.html", "open it in a browser: neighbours, duplicates, suspicious labels, outliers"),
-        ("metrics.jsonl", f"curves; or: tensorboard --logdir {out}"),
+        ("metrics.jsonl", f"the numbers behind the curves; or: tensorboard --logdir {out}"),
     ):
         console.print(Text.assemble(f"  {out / file}  ", (what, "dim")), soft_wrap=True)
 

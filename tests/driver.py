@@ -221,8 +221,8 @@ def train(run: dict[str, Any]) -> None:
         show_chosen_features()
     config, out, resume = Config.from_dict(run["config"]), Path(run["out"]), run["resume"]
     if run.get("command"):
-        # Parsing takes a second and is tested elsewhere: the arguments are as good as parsed.
-        adasim.cli.pretrain.tyro.cli = lambda kind, **_: kind(out, config)  # type: ignore[assignment]
+        # Parsing takes a second, as does a figure, and both are tested elsewhere: as good as parsed.
+        adasim.cli.pretrain.tyro.cli = lambda kind, **_: kind(out, config, curves=False)  # type: ignore[assignment]
         sys.argv = ["adasim", "pretrain", *(["--resume", str(out)] if resume else ["desk-vit"])]
         adasim.__main__.main()
     else:

@@ -92,7 +92,11 @@ def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
         options = {
             name: value for name, value in wanted.items() if value != recipe.get(name) and name != "recipe"
         }
-    words = ["pretrain", *(["--resume", str(out)] if resume else ["desk-vit", "--out", str(out)])]
+    words = [
+        "pretrain",
+        *(["--resume", str(out)] if resume else ["desk-vit", "--out", str(out)]),
+        "--no-curves",
+    ]
     for name, value in options.items():
         *parents, field = name.replace("_", "-").split(".")
         if isinstance(value, bool):

@@ -26,7 +26,7 @@ TINY = [
         "--views.size",
         "16",
     ),
-    *("--simsiam.proj-dim", "16", "--simsiam.pred-dim", "8"),
+    *("--simsiam.proj-dim", "16", "--simsiam.pred-dim", "8", "--no-curves"),
 ]
 
 
@@ -183,7 +183,7 @@ def test_a_resume_from_another_folder_says_where_the_run_was_started(
         message = refusal(words, capsys)
         assert f"was started from {tmp_path} with --data images" in message
         assert "with --data." in message
-    main(["pretrain", "--resume", "../run", "--data", "../images"])
+    main(["pretrain", "--resume", "../run", "--data", "../images", "--no-curves"])
     assert "is complete" in capsys.readouterr().out
 
 
@@ -249,7 +249,7 @@ def test_a_pair_policy_has_options_of_its_own(folder: Path, tmp_path: Path) -> N
     main(["pretrain", "desk-resnet", "--data", str(folder), *TINY, *options, "--out", str(run)])
     saved = json.loads((run / "config.json").read_text())
     assert saved["confident"] == {"share": 0.5, "share_end": None, "start": 1, "decay": 0.8}
-    main(["pretrain", "--resume", str(run), "--epochs", "4"])
+    main(["pretrain", "--resume", str(run), "--epochs", "4", "--no-curves"])
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["epoch"] == 3
     assert last["bootstrap_ratio"] > 0

@@ -18,7 +18,10 @@ FLOORS: list[set[str]] = [
     {"runs"},
     {"train", "eval"},
     {"use"},
-    {"api", "run", "recipes", "gallery", "plan", "photos", "forecast", "demo", "explore", "cli", "__main__"},
+    {
+        *("api", "run", "recipes", "plan", "photos", "forecast", "demo"),
+        *("gallery", "curves", "explore", "cli", "__main__"),
+    },
 ]
 """From the ground up. Rooms of one floor do not know each other, except on the ground floor and on the top one."""
 

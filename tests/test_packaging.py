@@ -79,4 +79,5 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path
     assert run("adasim", "--version") == f"adasim {adasim.__version__}\n"
     assert "after pretraining" in run("adasim", "demo", "--epochs", "2", "--out", "demo")
     assert (tmp_path / "elsewhere" / "demo" / "neighbours.png").exists()
+    assert (tmp_path / "elsewhere" / "demo" / "curves.png").exists()
     assert b"adasim explore" in (tmp_path / "elsewhere" / "demo" / "explore.html").read_bytes()[:400]

@@ -31,13 +31,16 @@ def test_from_a_folder_of_photos_to_an_encoder_in_use(
         main(line.split())
         return in_one_line(capsys.readouterr().out)
 
-    said = adasim("pretrain photos --data photos --out runs/photos --hours 0.001 --yes")
+    said = adasim("pretrain photos --data photos --out runs/photos --hours 0.001 --yes --no-curves")
     assert "32 images without labels" in said
     assert "images/s" in said
     more = 1 + int(
         in_one_line(Path("runs/photos/config.json").read_text()).split('"epochs": ')[1].split(",")[0]
     )
-    assert f"now has {more}" in adasim(f"pretrain --resume runs/photos --epochs {more}")
+    said = adasim(f"pretrain --resume runs/photos --epochs {more}")
+    assert f"now has {more}" in said
+    assert "curves: runs/photos/curves.png" in said
+    assert Path("runs/photos/curves.png").stat().st_size > 10_000
     assert "explore.html" in adasim("explore runs/photos")
     assert "RankMe" in adasim("eval views runs/photos")
     adasim("embed runs/photos --data photos --out features.npz")

@@ -91,6 +91,7 @@ def test_the_proposed_run_runs(
             "--yes",
             "--seed",
             "3",
+            "--no-curves",
         ]
     )
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)

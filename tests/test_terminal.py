@@ -90,7 +90,15 @@ def test_images_with_hostile_names_are_told_of_and_the_run_goes_on(
         "--views.size",
         "16",
     ]
-    options += ["--simsiam.proj-dim", "16", "--simsiam.pred-dim", "8", "--data.max-unreadable", "0.5"]
+    options += [
+        "--simsiam.proj-dim",
+        "16",
+        "--simsiam.pred-dim",
+        "8",
+        "--data.max-unreadable",
+        "0.5",
+        "--no-curves",
+    ]
     main(["pretrain", "desk-resnet", *options, "--data", str(photos), "--out", str(out)])
     shown = capfd.readouterr().out
     assert "3 of 23 images cannot be read" in shown

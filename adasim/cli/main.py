@@ -9,6 +9,7 @@
     adasim export RUN --to timm                       for other libraries: timm, hf, onnx, pt2
     adasim explore RUN                                a page of neighbours, duplicates, wrong labels; any encoder, too
     adasim gallery RUN --pick intriguing              the paper's galleries: images with their support and p_win
+    adasim plot RUN [RUN ...]                         curves of a run, or of several in one figure
     adasim plan RECIPE --data FOLDER                  memory, time and disk of a run here, before you start it
     adasim plan --images 14000000 --ranks 8           the same for a size and a number of processes, counted
 
@@ -91,6 +92,13 @@ def gallery(arguments: Sequence[str]) -> None:
     run(arguments)
 
 
+def plot(arguments: Sequence[str]) -> None:
+    """`adasim plot ...`"""
+    from adasim.cli.plot import main as run
+
+    run(arguments)
+
+
 def plan(arguments: Sequence[str]) -> None:
     """`adasim plan`"""
     from adasim.cli.plan import main as run
@@ -107,6 +115,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "export": (export, "for other libraries: timm, Hugging Face, ONNX, pt2"),
     "explore": (explore, "a page to go through neighbours, duplicates, wrong labels and outliers"),
     "gallery": (gallery, "images with their ranked support and p_win: a picture and tables"),
+    "plot": (plot, "curves of one run, or of several in one figure"),
     "plan": (plan, "memory, time and disk of a run, before you start it"),
 }
 

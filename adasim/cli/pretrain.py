@@ -30,6 +30,8 @@ class PretrainArguments:
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     overwrite: bool = False
     """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
+    curves: bool = True
+    """Draw curves.png into the run folder when the run ends (`adasim plot` does so at any time)."""
     # Only for the help: `load_plugins` has taken the option out before the others are read.
     plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """Python files that register methods, pair policies or kinds of data of your own (docs/extending.md)."""
@@ -43,6 +45,8 @@ class ResumeArguments:
     resume: Path
     """The run folder."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    curves: bool = True
+    """Draw curves.png into the run folder when the run ends (`adasim plot` does so at any time)."""
     plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """The plug-ins that the run was started with."""
 
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str]) -> None:
     )
 
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)
-    say_where(parsed.out)
+    finish(parsed.out, parsed.curves)
 
 
 def configured(recipe: str, options: Sequence[str], program: str) -> Any:
@@ -135,7 +139,7 @@ def photos(arguments: Sequence[str]) -> None:
     if not own.yes and console.input("\nStart? [Y/n] ").strip().lower() not in ("", "y", "yes"):
         return
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)
-    say_where(parsed.out)
+    finish(parsed.out, parsed.curves)
 
 
 def shortened(config: Config, epochs: str) -> Config:
@@ -174,7 +178,7 @@ def resume(arguments: Sequence[str]) -> None:
     if parsed.config.data.source == found.config.data.source:
         found.check_source()
     run(parsed.config, out, resume=True)
-    say_where(out)
+    finish(out, parsed.curves)
 
 
 def option_values(arguments: Sequence[str], option: str) -> list[str]:
@@ -295,10 +299,26 @@ def show_recipes() -> None:
     )
 
 
-def say_where(out: Path) -> None:
-    if is_first() and (out / "backbone.safetensors").exists():
-        terminal.console().print(
-            f"Encoder: {out / 'backbone.safetensors'}   metrics: {out / 'metrics.jsonl'}   "
-            f"curves: tensorboard --logdir {out}",
-            soft_wrap=True,
-        )
+def finish(out: Path, curves: bool) -> None:
+    """After a run: draw its curves, and say where everything is. It is complete: nothing here makes it fail."""
+    if not is_first() or not (out / "backbone.safetensors").exists():
+        return
+    drawn = f"{out / 'curves.png'}, or " if curves and draw_curves(out) else ""
+    terminal.console().print(
+        f"Encoder: {out / 'backbone.safetensors'}   metrics: {out / 'metrics.jsonl'}   "
+        f"curves: {drawn}tensorboard --logdir {out}",
+        soft_wrap=True,
+    )
+
+
+def draw_curves(out: Path) -> bool:
+    """RUN/curves.png; a sentence where that cannot be."""
+    from adasim.curves.writing import plot
+
+    try:
+        plot(out, out / "curves.png")
+    except Exception as error:  # of whatever kind: the run is done, and what it learnt is saved
+        reason = str(error) or type(error).__name__
+        terminal.console().print(f"The curves are not drawn: {reason}", soft_wrap=True)
+        return False
+    return True

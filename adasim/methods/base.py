@@ -121,6 +121,10 @@ class Method(nn.Module, ABC):
     def after_step(self, step: int, total_steps: int) -> None:
         """After the optimiser's `step`, only if the loss was finite: move what is not learned by gradient."""
 
+    def schedules(self, epoch: int, step: int, total_steps: int) -> dict[str, float]:
+        """What of the method follows a schedule, and its value in this step: logged beside the learning rate."""
+        return {}
+
     @abstractmethod
     def param_groups(self, optim: OptimConfig) -> list[dict[str, Any]]:
         """Learnable parameters in groups with the keys `decay` and `fixed_lr` for the schedules."""

@@ -176,6 +176,12 @@ class Dino(Method):
         torch._foreach_mul_(teacher, momentum)
         torch._foreach_add_(teacher, student, alpha=1 - momentum)
 
+    def schedules(self, epoch: int, step: int, total_steps: int) -> dict[str, float]:
+        return {
+            "teacher_temp": teacher_temperature(self.config, epoch),
+            "teacher_momentum": teacher_momentum(self.config.teacher_momentum, step, total_steps),
+        }
+
     def param_groups(self, optim: OptimConfig) -> list[dict[str, Any]]:
         return decay_groups(self.student.named_parameters(), optim)
 

@@ -184,7 +184,7 @@ def _lines_up_to(path: Path, step: float) -> Iterable[bytes]:
             try:
                 if line.endswith(b"\n") and json.loads(line)["step"] <= step:
                     yield line
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 continue
 
 

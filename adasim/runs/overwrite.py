@@ -23,6 +23,8 @@ _PRODUCTS = (
     "backbone.safetensors",
     "results.jsonl",
     "neighbours.png",
+    "curves.png",
+    "curves.svg",
     "unreadable.csv",
     "explore.html",
     *(

@@ -112,7 +112,10 @@ class Reporter:
             step=state.step, epoch=epoch, loss=loss, images=batch_size, waited_s=waited, bootstrap=bootstrap
         )
         if self.metrics is not None and state.step % self.config.save.log_every == 0:
-            values = {"epoch": epoch, "loss": loss, "lr": state.optimizer.param_groups[0]["lr"]}
+            groups, total = state.optimizer.param_groups, self.config.epochs * self.steps_per_epoch
+            values = {"epoch": epoch, "loss": loss, "lr": groups[0]["lr"]}
+            values["weight_decay"] = max(group["weight_decay"] for group in groups)  # biases may have none
+            values |= state.method.schedules(epoch, state.step - 1, total)
             values |= {name: float(value) for name, value in step.diagnostics.items()}
             values |= self.pace.lap()
             self.metrics.write(state.step, values)

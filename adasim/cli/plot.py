@@ -1,0 +1,60 @@
+"""`adasim plot`: the curves of one run, or of several in one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from adasim import terminal
+from adasim.cli.plugins import load_plugins
+from adasim.curves.panels import PANELS
+
+_OUT = (
+    "A .png, .svg or .pdf, or a folder for curves.png and curves.svg: by default that of the run, or, for several "
+    "runs, the current one. Earlier figures of this command are replaced, other files never."
+)
+
+
+@dataclass(kw_only=True)
+class PlotArguments:
+    """Draw the curves of runs, finished or not: one figure, a panel for each measure that they have. Runs that differ
+    by their random seed alone become one line, their mean, in a band from smallest to largest."""
+
+    runs: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint=""),
+    ]
+    """Run folders."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE|FOLDER", help=_OUT, help_behavior_hint="")] = None
+    curves: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            metavar="NAME [NAME ...]",
+            help=f"Which: {', '.join(PANELS)}, or any name in metrics.jsonl.",
+            help_behavior_hint="(default: all that there are)",
+        ),
+    ] = ()
+    # Only for the help: `load_plugins` has taken the option out before the others are read.
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """The plug-ins that the runs were started with."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`adasim plot ...`"""
+    asked = tyro.cli(PlotArguments, args=load_plugins(arguments), prog="adasim plot")
+    console = terminal.console()
+
+    from adasim.curves.writing import plot  # matplotlib and torch are slow to import
+
+    written = plot(
+        asked.runs,
+        asked.out,
+        curves=asked.curves,
+        say=lambda sentence: console.print(sentence, soft_wrap=True),
+    )
+    console.print(f"Curves: {', '.join(map(str, written))}", soft_wrap=True)
