@@ -41,7 +41,9 @@ def test_from_a_folder_of_photos_to_an_encoder_in_use(
     assert f"now has {more}" in said
     assert "curves: runs/photos/curves.png" in said
     assert Path("runs/photos/curves.png").stat().st_size > 10_000
+    assert "curves.svg" in adasim("plot runs/photos")
     assert "explore.html" in adasim("explore runs/photos")
+    assert "gallery-intriguing.png" in adasim("gallery runs/photos --pick intriguing")
     assert "RankMe" in adasim("eval views runs/photos")
     adasim("embed runs/photos --data photos --out features.npz")
     with np.load("features.npz") as found:
