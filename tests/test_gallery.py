@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import in_one_line, names, photos_of_patterns, refusal, snapshot
+from matplotlib.colors import to_rgba
 from PIL import Image
 from pretrainings import Small
 
@@ -23,7 +24,7 @@ from adasim.data.images import ArrayImages
 from adasim.errors import UserError
 from adasim.explore.collection import Collection, collect
 from adasim.explore.opening import Options, open_features, open_run
-from adasim.gallery.figure import _BAR, _CELL, draw, render
+from adasim.gallery.figure import _BAR, _CELL, _OTHER, _SAME, draw, render
 from adasim.gallery.opening import Supports, supports_of_memory, supports_of_opened
 from adasim.gallery.picking import named, pick
 from adasim.gallery.tables import COLUMNS, as_csv, as_latex, escape, rows_of
@@ -164,6 +165,16 @@ def test_bars_frames_and_marks_say_what_the_numbers_say(five: Supports) -> None:
     top = math.ceil(max(shares) * 20) / 20
     assert f"bars: p_win, full at {top:.2f}" in said
     assert lengths == pytest.approx([full * share / top for share in shares])
+
+
+def test_a_neighbour_without_a_label_is_not_drawn_as_one_of_the_querys_class(five: Supports) -> None:
+    assert five.collection.labels is not None
+    five.collection.labels[1] = -1
+    picked = pick(five, "0", 6, 0)
+    axes = draw(five, rows_of(five, picked.ids), picked).axes[0]
+    bars = [patch.get_facecolor() for patch in axes.patches if patch.get_height() == _BAR]
+    own, unlabelled = bars[1:4:2]
+    assert len({own, unlabelled, to_rgba(_SAME), to_rgba(_OTHER)}) == 4
 
 
 def test_images_of_any_shape_keep_their_proportions_and_a_torn_one_is_said(tmp_path: Path) -> None:
@@ -328,6 +339,7 @@ def test_nothing_is_replaced_unasked_and_a_refusal_writes_nothing(
         (["--count", "0", "--pick", "3"], "--count=0 must be at least 1"),
         (["--tau", "0"], "--tau=0.0 must be above 0"),
         (["--backbone", "resnet50"], "one of them alone"),
+        (["--k", "3"], "--k is for --backbone and --features"),
     ):
         assert expected in refusal([*asked, *more], capsys)
     assert "no folder" in refusal(["gallery", str(finished), "--out", str(tmp_path / "x" / "y")], capsys)

@@ -72,6 +72,62 @@ def test_gains_are_paired_by_seed(paper: Any) -> None:
     assert gain(standard, standard, "knn") == gain([], standard, "knn") == ""
 
 
+def test_a_gain_over_a_baseline_of_another_first_epoch_is_told(paper: Any, tmp_path: Path) -> None:
+    def line(arm: str, seed: int, loss: float) -> dict[str, Any]:
+        kept = {"loss": [loss, 0.5], "bootstrapped": [0.0, 0.25]}
+        return {"method": "dino", "arm": arm, "seed": seed, "knn": 1.0, "curves": kept}
+
+    cells = [
+        line("standard", 0, 1.0),
+        line("adasim", 0, 1.0),
+        line("standard", 1, 2.0),
+        line("adasim", 1, 2.1),
+    ]
+    (tmp_path / "main.jsonl").write_text("\n".join(map(json.dumps, cells)))
+    results, report = paper("results").Results(tmp_path), paper("report")
+    assert list(map(str, results.unpaired())) == ["dino/adasim/1"]
+    assert "`dino/adasim/1`" in report.pairing(results)
+
+
+def test_a_run_that_failed_in_its_first_epoch_is_told(paper: Any, tmp_path: Path) -> None:
+    line = {
+        "method": "dino",
+        "arm": "nearest",
+        "seed": 0,
+        "collapse": [],
+        "curves": {},
+        "failed": "The loss is nan.",
+    }
+    (tmp_path / "main.jsonl").write_text(json.dumps(line))
+    results, report = paper("results").Results(tmp_path), paper("report")
+    table = report.arm_table(results, [("dino", "nearest")], {})
+    assert table.splitlines()[-1].split(" | ")[2] == "1, 1 failed"
+    assert report.collapse_list(results) == "- `dino/nearest/0`: *The loss is nan.*"
+
+
+def test_a_cell_that_has_a_result_or_is_not_known_is_told(
+    paper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = paper("__main__").main
+    (tmp_path / "train").mkdir()
+    line = {"method": "dino", "arm": "nearest", "seed": 0, "collapse": [], "curves": {}, "knn": 12.0}
+    (tmp_path / "main.jsonl").write_text(json.dumps(line))
+
+    def call(cell: str) -> None:
+        asked = ["main", "--data", str(tmp_path), "--results", str(tmp_path), "--cell", cell]
+        monkeypatch.setattr("sys.argv", ["paper", *asked])
+        main()
+
+    call("dino/nearest/0")
+    assert "dino/nearest/0 has a result already; --again runs it" in capsys.readouterr().out
+    for wrong, what in (
+        ("dinosaur/nearest/0", "no method dinosaur"),
+        ("dino/adasin:k=3/0", "no pairs adasin"),
+    ):
+        with pytest.raises(SystemExit, match=what):
+            call(wrong)
+
+
 def test_commands_at_the_papers_scale_are_understood(
     paper: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,12 +162,16 @@ def test_a_cell_leaves_one_line_and_the_frontier_reads_its_run(
     cell.run_cell("policies", one, tmp_path / "data", tmp_path / "runs", tmp_path / "results")
     [line] = (tmp_path / "results" / "policies.jsonl").read_text().splitlines()
     kept = json.loads(line)
-    assert kept["command"].endswith("policies --data DIR --cell simsiam/confident/0")
+    assert kept["command"].endswith("policies --data DIR --cell simsiam/confident/0 --again")
     assert 0 <= kept["knn"] <= 100
     assert 0 <= kept["linear"] <= 100
     assert kept["curves"]["bootstrapped"] == [0, *[pytest.approx(0.15, abs=0.1)] * 3]
     assert [value is None for value in kept["curves"]["knn"]] == [True, False, True, False]
     assert list(cell.done(tmp_path / "results" / "policies.jsonl")) == [one]
+
+    again = cell.run_cell("policies", one, tmp_path / "data", tmp_path / "runs", tmp_path / "results")
+    assert again["curves"] == kept["curves"]
+    assert again["resumed"] is False
 
     run = str(tmp_path / "runs" / "simsiam_confident_0")
     monkeypatch.setattr("sys.argv", ["frontier", run, "--passes", "3", "--pairs", "nearest"])

@@ -108,6 +108,12 @@ def check(asked: GalleryArguments) -> None:
         )
     if asked.run is not None:
         load_run(asked.run)  # says so if it is none, before anything is said about files in it
+        for name in ("passes", "k", "size", "random_weights"):
+            if getattr(asked, name) != getattr(GalleryArguments, name):
+                raise UserError(
+                    f"--{name.replace('_', '-')} is for --backbone and --features: a run has its neighbours from its "
+                    f"training. Leave it out, or ask the encoder: --backbone {asked.run} --data ..."
+                )
     elif asked.data is None:
         raise UserError(f"--{given[0]} needs --data: which images?")
     for name in ("count", "show"):

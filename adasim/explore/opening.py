@@ -47,7 +47,7 @@ class Options:
     size: int | None = None
     """Side in pixels of what the encoder sees; its own by default."""
     random_weights: Flag = False
-    """Explore with an untrained model of that name."""
+    """Use an untrained model of that name."""
     device: str = "auto"
     """Where the encoder runs: auto, cpu, cuda, ..."""
     workers: int = 2
@@ -115,11 +115,15 @@ def open_run(path: str | Path, options: Options, say: Say, *, images: ImageSet |
     support = support_of_memory(memory, tau)
     if test is not None:
         support = with_more(support, features, tau)
-    epochs = min(memory.window, memory.epochs)
-    origin = (
-        f"the last {epochs} epochs of the run {Path(path).resolve().name} (K = {memory.k}, tau = {tau:g})"
-    )
+    origin = origin_in_words(memory, tau, Path(path).resolve().name)
     return Opened(collection, support, features, origin, remembered=len(train))
+
+
+def origin_in_words(memory: NeighborMemory, tau: float, name: str) -> str:
+    """Where the p_win of a run comes from; `name` is the run's."""
+    count = min(memory.window, memory.epochs)
+    epochs = "the last epoch" if count == 1 else f"the last {count} epochs"
+    return f"{epochs} of the run {name} (K = {memory.k}, tau = {tau:g})"
 
 
 def open_backbone(model: str, data: str, options: Options, say: Say) -> Opened:

@@ -131,7 +131,8 @@ class _Drawing:
     def neighbour(self, query: int, j: int, share: float, x: float, top: float) -> None:
         theirs, own = self.collection.class_name(j), self.collection.class_name(query)
         differs = bool(theirs and own) and theirs != own
-        colour = _INK if j == query else _OTHER if differs else _SAME
+        unknown = self.collection.labels is not None and not (theirs and own)
+        colour = _INK if j == query else _OTHER if differs else _QUIET if unknown else _SAME
         self.image(j, x, top, framed=j == query)
         y, number = top + _CELL + 0.06, 0.4
         self.text(x, y, f"{share:.2f}")

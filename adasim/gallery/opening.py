@@ -16,7 +16,7 @@ from adasim.data.sources.handed import was_handed_over
 from adasim.data.sources.opening import is_path
 from adasim.errors import UserError
 from adasim.explore.collection import Collection, collect
-from adasim.explore.opening import TAU, Opened, Say, require_same
+from adasim.explore.opening import TAU, Opened, Say, origin_in_words, require_same
 from adasim.neighbors import NeighborMemory
 from adasim.run import Run, load_run
 
@@ -74,8 +74,7 @@ def supports_of_memory(memory: NeighborMemory, collection: Collection, tau: floa
     best = [
         memory.distribution(ids, tau)[0][:, 0] for ids in torch.arange(memory.num_images).split(_CHUNK)
     ]  # a few at a time: a union may be wide
-    epochs = "the last epoch" if memory.window == 1 else f"the last {memory.window} epochs"
-    origin = f"{epochs} of the run {name} (K = {memory.k}, tau = {tau:g})"
+    origin = origin_in_words(memory, tau, name)
     return Supports(collection, torch.cat(best), lambda ids: memory.distribution(ids, tau), origin)
 
 

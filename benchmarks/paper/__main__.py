@@ -16,9 +16,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from adasim.registry import PAIRS
+
 from . import imagenet
 from .cell import RESULTS, done, run_cell
 from .results import Results, figure_of, gain_of
+from .settings import METHODS
 from .tables import TABLES, Cell
 
 
@@ -31,7 +34,9 @@ def main() -> None:
     parser.add_argument(
         "--cell", nargs="+", type=Cell.read, help="METHOD/ARM/SEED; by default all of the table"
     )
-    parser.add_argument("--again", action="store_true", help="also cells that have a result")
+    parser.add_argument(
+        "--again", action="store_true", help="also cells that have a result, from their beginning"
+    )
     parser.add_argument(
         "--recipes",
         choices=("desk", "paper"),
@@ -46,12 +51,20 @@ def main() -> None:
     if at_paper_scale and args.table not in imagenet.TABLES:
         sys.exit(f"The paper has no table {args.table}. With its recipes: {', '.join(imagenet.TABLES)}.")
     cells = (imagenet.TABLES if at_paper_scale else TABLES)[args.table]
+    methods = imagenet.RECIPES if at_paper_scale else METHODS
+    for cell in args.cell or ():
+        if cell.method not in methods:
+            sys.exit(f"--cell {cell}: there is no method {cell.method}, only {', '.join(methods)}.")
+        if (pairs := cell.arm.partition(":")[0]) not in PAIRS:
+            sys.exit(f"--cell {cell}: there are no pairs {pairs}, only {', '.join(PAIRS.names())}.")
     results = args.results / "imagenet" if at_paper_scale else args.results
     if args.data is not None:
         if not (args.data / "train").is_dir():
             sys.exit(f"{args.data} has no folder train. See docs/benchmarks.md.")
         for cell in args.cell or cells:
             if not args.again and cell in done(results / f"{args.table}.jsonl"):
+                if args.cell:
+                    print(f"{cell} has a result already; --again runs it once more.")
                 continue
             if at_paper_scale:
                 imagenet.run_cell(args.table, cell, args.data, args.runs / "imagenet", results, args.launch)

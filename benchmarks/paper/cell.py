@@ -22,6 +22,7 @@ from adasim.data import open_images
 from adasim.runs.metrics import read_metrics
 from adasim.train.loop import NonFiniteLossError
 
+from .results import newest, read_lines
 from .settings import IMAGES_PER_CLASS, build
 from .tables import Cell
 
@@ -70,20 +71,23 @@ def prepare(data: Path, runs: Path) -> Path:
 
 
 def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> dict[str, Any]:
-    """Run, or go on with, a cell; append its line to RESULTS/TABLE.jsonl and return it."""
+    """Run a cell, or go on with it, or begin it anew if it is finished; append its line to RESULTS/TABLE.jsonl."""
     torch.set_num_threads(1)
     bench = prepare(data, runs)
     config = build(*cell)
     config.data.source = str(bench)
     out = folder_of(cell, runs)
     log = out.with_suffix(out.suffix + ".log")
-    resumed = (out / "config.json").exists()
+    resumed = (out / "checkpoints").is_dir()
+    finished = (
+        out / "config.json"
+    ).exists() and not resumed  # a cell with a result has no checkpoints any more
     started, used = time.time(), time.process_time()
     line: dict[str, Any] = {"table": table, **cell._asdict(), "commit": commit()}
-    line["command"] = f"python -m benchmarks.paper {table} --data DIR --cell {cell}"
-    with _said_to(log):
+    line["command"] = f"python -m benchmarks.paper {table} --data DIR --cell {cell} --again"
+    with _said_to(log, anew=not resumed):
         try:
-            adasim.pretrain(config, out, resume=resumed)
+            adasim.pretrain(config, out, resume=resumed, overwrite=finished)
         except NonFiniteLossError as error:  # a result, too
             line["failed"] = str(error)
     if "failed" not in line:
@@ -138,8 +142,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 def done(path: Path) -> dict[Cell, dict[str, Any]]:
     """The newest line of each cell in a file of results."""
-    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-    return {Cell(line["method"], line["arm"], line["seed"]): line for line in lines}
+    return newest(read_lines(path))
 
 
 def commit() -> str:
@@ -152,8 +155,8 @@ def commit() -> str:
 
 
 @contextlib.contextmanager
-def _said_to(log: Path) -> Iterator[None]:
-    with open(log, "a") as file, contextlib.redirect_stdout(file):
+def _said_to(log: Path, anew: bool) -> Iterator[None]:
+    with open(log, "w" if anew else "a") as file, contextlib.redirect_stdout(file):
         yield
 
 

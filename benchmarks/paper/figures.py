@@ -44,7 +44,7 @@ def draw(results: Results, folder: Path) -> None:
 
 
 def _training(results: Results, path: Path) -> None:
-    """k-NN accuracy during training (F5 of the paper, and the main table's arms), one panel for each method."""
+    """k-NN accuracy during training, one panel for each method."""
     methods = [m for m in ("simsiam", "dino", "dino-vit") if results.seeds(m, "standard")]
     if not methods:
         return
@@ -63,7 +63,7 @@ def _training(results: Results, path: Path) -> None:
 
 
 def _under_the_hood(results: Results, path: Path) -> None:
-    """The paper's three curves per temperature (F1)."""
+    """The paper's three curves per temperature."""
     arms = {"adasim:tau=0.05": 0.05, "adasim:tau=0.1": 0.1, "adasim": 0.2, "adasim:tau=0.4": 0.4}
     runs = {tau: lines for arm, tau in arms.items() if (lines := results.seeds("simsiam-short", arm))}
     if len(runs) < 2:

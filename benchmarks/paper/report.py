@@ -98,6 +98,7 @@ def blocks(results: Results) -> dict[str, str]:
         "sureness": sureness_table(results),
         "collapse": collapse_list(results),
         "effort": effort(results),
+        "pairing": pairing(results),
     }
 
 
@@ -110,7 +111,8 @@ def arm_table(results: Results, rows: list[tuple[str, str]], paper: dict[str, An
         row = [METHODS[method], arm_name(arm)]
         if paper:
             row.append(paper_figure(paper.get(method, {}), arm))
-        row.append(str(len(lines)) if lines else "not run")
+        failed = sum("failed" in line for line in lines)
+        row.append(f"{len(lines)}{f', {failed} failed' if failed else ''}" if lines else "not run")
         for name in ("knn", "linear"):
             row += [figure_of(lines, name), gain_of(lines, results.seeds(method, "standard"), name)]
         body.append([*row, joined(lines)])
@@ -149,7 +151,7 @@ def frontier_table(results: Results) -> str:
     rows = []
     for run, tables in results.frontiers():
         for row in tables["adasim"]:
-            if row["tau"] in (0.05, 0.2, 0.4) and row["K"] in (3, 5, 10):
+            if row["tau"] in (0.05, 0.2, 0.4):
                 shares = [percent(row[name]) for name in ("gate", "bootstrapped", "precision")]
                 rows.append([run, str(row["w"]), str(row["K"]), f"{row['tau']:g}", *shares])
     return markdown(["encoder", "w", "K", "tau", "gate open", "joined", "of the same class"], rows)
@@ -218,30 +220,49 @@ def runtime_row(where: str, batch: int, without: float, with_memory: float) -> l
 
 
 def collapse_list(results: Results) -> str:
-    """What the monitor said, in its own words."""
-    found = [(cell, line["collapse"][0]) for cell, line in sorted(results.cells.items()) if line["collapse"]]
+    """What the monitor said first of each run, or why the run ended, in its own words."""
+    said = {
+        cell: [*line["collapse"], *filter(None, [line.get("failed")])] for cell, line in results.cells.items()
+    }
+    found = [(cell, sentences[0]) for cell, sentences in sorted(said.items()) if sentences]
     return (
-        "\n".join(f"- `{cell}`: *{said}*" for cell, said in found) or "The monitor has said nothing so far."
+        "\n".join(f"- `{cell}`: *{sentence}*" for cell, sentence in found)
+        or "The monitor has said nothing so far."
+    )
+
+
+def pairing(results: Results) -> str:
+    """Whose gains are not over a baseline of the same bits."""
+    found = ", ".join(f"`{cell}`" for cell in results.unpaired())
+    return (
+        f"The first epoch of these runs, which joins no two images, is not that of standard pairs of the same seed: "
+        f"another version of the code made one of the two. Their gains hold the noise of two unpaired runs: {found}."
+        if found
+        else "In every run the first epoch, which joins no two images, is that of standard pairs of the same seed."
     )
 
 
 def effort(results: Results) -> str:
     lines = list(results.cells.values())
-    hours = sum(line["hours"] for line in lines)
+    hours = sum(line["cpu_seconds"] for line in lines) / 3600
+    resumed = sum(line["resumed"] for line in lines)
+    before = f", beside what {resumed} of them used before they were interrupted" if resumed else ""
     dates = sorted({line["date"] for line in lines})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"{len(lines)} runs, {hours:.1f} hours of one core each ({when}), torch {lines[0]['torch']}."
+    cpu = f"{hours:.1f} hours of CPU time in all{before}"
+    return f"{len(lines)} runs on one core each, {cpu} ({when}), torch {lines[0]['torch']}."
 
 
 def joined(lines: list[dict[str, Any]]) -> str:
     """Pairs that join two images, in the last epoch."""
-    return percent(sum(line["curves"]["bootstrapped"][-1] for line in lines) / len(lines)) if lines else ""
+    found = [line["curves"]["bootstrapped"][-1] for line in lines if line["curves"]]
+    return percent(sum(found) / len(found)) if found else ""
 
 
 def partners_right(lines: list[dict[str, Any]]) -> str:
     """Of the pairs that join two images, how many are of one class, in the last epoch."""
     found = []
-    for line in lines:
+    for line in (line for line in lines if line["curves"]):
         ratio, right = (line["curves"][name][-1] for name in ("bootstrapped", "partner_accuracy"))
         if ratio:
             found.append(1 - (1 - right) / ratio)

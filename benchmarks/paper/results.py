@@ -19,13 +19,11 @@ class Results:
         self.folder = folder
         self.cells: dict[Cell, dict[str, Any]] = {}
         for table in TABLES:
-            for line in self.lines(table):
-                self.cells[Cell(line["method"], line["arm"], line["seed"])] = line
+            self.cells |= newest(self.lines(table))
 
     def lines(self, name: str) -> Lines:
         """All lines of a file, in their order."""
-        file = self.folder / f"{name}.jsonl"
-        return [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
+        return read_lines(self.folder / f"{name}.jsonl")
 
     def seeds(self, method: str, arm: str) -> Lines:
         """The arm's runs, by seed."""
@@ -38,14 +36,33 @@ class Results:
 
     def transfer(self) -> dict[tuple[str, str], Lines]:
         """Lines of few-shot and segmentation by method and arm, in the order of the tables."""
-        newest = {Cell(line["method"], line["arm"], line["seed"]): line for line in self.lines("transfer")}
+        measured = newest(self.lines("transfer"))
         order = list(dict.fromkeys((c.method, c.arm) for cells in TABLES.values() for c in cells))
-        found = {key: [newest[c] for c in sorted(newest) if (c.method, c.arm) == key] for key in order}
+        found = {key: [measured[c] for c in sorted(measured) if (c.method, c.arm) == key] for key in order}
         return {key: lines for key, lines in found.items() if lines}
+
+    def unpaired(self) -> list[Cell]:
+        """Cells whose first epoch is not that of standard pairs of the same seed, to the digits that are kept.
+
+        No arm joins two images in its first epoch, so another program, or other images, made the difference.
+        """
+        first = {cell: line["curves"]["loss"][0] for cell, line in self.cells.items() if line["curves"]}
+        standard = {cell: Cell(cell.method, "standard", cell.seed) for cell in first}
+        return sorted(c for c, base in standard.items() if base in first and first[c] != first[base])
 
     def frontiers(self) -> list[tuple[str, dict[str, Any]]]:
         """Run and tables of each frozen encoder that was looked at; the newest of each."""
         return list({line["run"]: line["tables"] for line in self.lines("frontier")}.items())
+
+
+def read_lines(path: Path) -> Lines:
+    """All lines of a file of results, in their order; none if there is no such file."""
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def newest(lines: Lines) -> dict[Cell, dict[str, Any]]:
+    """The last line of each cell."""
+    return {Cell(line["method"], line["arm"], line["seed"]): line for line in lines}
 
 
 def figure_of(lines: Lines, name: str) -> str:
