@@ -79,9 +79,8 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     out = folder_of(cell, runs)
     log = out.with_suffix(out.suffix + ".log")
     resumed = (out / "checkpoints").is_dir()
-    finished = (
-        out / "config.json"
-    ).exists() and not resumed  # a cell with a result has no checkpoints any more
+    # A cell with a result has no checkpoints any more.
+    finished = (out / "config.json").exists() and not resumed
     started, used = time.time(), time.process_time()
     line: dict[str, Any] = {"table": table, **cell._asdict(), "commit": commit()}
     line["command"] = f"python -m benchmarks.paper {table} --data DIR --cell {cell} --again"
