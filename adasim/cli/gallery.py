@@ -34,7 +34,7 @@ class What:
     """Which images, and what is written."""
 
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
-    """A run folder: what its images draw their partners from."""
+    """A run folder: p_win of the neighbours that it keeps, which AdaSim pairs are drawn from."""
     pick: Annotated[str, tyro.conf.arg(metavar="random|intriguing|other-class|IDS")] = "random"
     """random: any images. intriguing: the best match is another image, so that the gate is shut. other-class: the
     best match is of another class than the image (needs labels). Or ids and file names, with commas between them."""

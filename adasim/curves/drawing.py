@@ -165,7 +165,9 @@ def _explain(axes: Any, panel: Panel, lines: dict[int, Line], peaks: dict[int, f
         handles.append(
             Line2D([], [], color=INK, linestyle=STYLES[number % len(STYLES)], label=line.label + peak)
         )
-    axes.legend(handles=handles, loc="upper right" if panel.of_peak else "best")
+    where = "upper right" if panel.of_peak else "best"
+    # In a full panel no place is free: the words then lie on a pale ground, not among the lines.
+    axes.legend(handles=handles, loc=where, frameon=True, framealpha=0.8, edgecolor="none")
 
 
 def _head(figure: Any, grouped: Grouped, size: float) -> None:

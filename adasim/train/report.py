@@ -112,13 +112,19 @@ class Reporter:
             step=state.step, epoch=epoch, loss=loss, images=batch_size, waited_s=waited, bootstrap=bootstrap
         )
         if self.metrics is not None and state.step % self.config.save.log_every == 0:
-            groups, total = state.optimizer.param_groups, self.config.epochs * self.steps_per_epoch
-            values = {"epoch": epoch, "loss": loss, "lr": groups[0]["lr"]}
-            values["weight_decay"] = max(group["weight_decay"] for group in groups)  # biases may have none
-            values |= state.method.schedules(epoch, state.step - 1, total)
+            values = {"epoch": epoch, "loss": loss, **self.schedules(epoch)}
             values |= {name: float(value) for name, value in step.diagnostics.items()}
             values |= self.pace.lap()
             self.metrics.write(state.step, values)
+
+    def schedules(self, epoch: int) -> dict[str, float]:
+        """Learning rate and its like, as they were in the step that was just made."""
+        groups, total = self.state.optimizer.param_groups, self.config.epochs * self.steps_per_epoch
+        return {
+            "lr": groups[0]["lr"],
+            "weight_decay": max(group["weight_decay"] for group in groups),  # biases may have none
+            **self.state.method.schedules(epoch, self.state.step - 1, total),
+        }
 
     def epoch(self, epoch: int, step: Step, policy: PairPolicy, unreadable: dict[int, str]) -> None:
         """The epoch's line of metrics, and a sentence if the encoder collapses or images cannot be read."""
@@ -143,6 +149,9 @@ class Reporter:
             "bootstrap_ratio": state.partners_changed / (self.steps_per_epoch * self.config.batch_size),
             "unreadable": len(unreadable),
             **{f"epoch_{name}": value for name, value in self.watch.readings.items()},
+            **self.schedules(
+                epoch
+            ),  # also where few steps are logged, so that no curve of them lacks its warm-up
             **neighbours,
         }
         every = self.config.eval.every

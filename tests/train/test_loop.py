@@ -359,11 +359,11 @@ def test_metrics_hold_each_step_once_and_each_epoch_in_words(
         assert {"epoch_rankme", "epoch_feature_spread", "nn_self_top1", "nn_accuracy_top2"} <= line.keys()
     assert epochs[-1]["bootstrap_ratio"] > 0
     for line in lines:
-        if "loss" in line:  # the schedules as they were in the step that was just made: of 12, counted from 0
-            half = (1 + math.cos(math.pi * (line["step"] - 1) / 12)) / 2
-            assert line["weight_decay"] == pytest.approx(0.4 - 0.36 * half)
-            assert line["teacher_momentum"] == pytest.approx(1 - 0.004 * half)
-            assert line["teacher_temp"] == pytest.approx([0.04, 0.07, 0.07, 0.07][line["epoch"]])
+        # The schedules, with every epoch too, as they were in the step that was just made: of 12, counted from 0.
+        half = (1 + math.cos(math.pi * (line["step"] - 1) / 12)) / 2
+        assert line["weight_decay"] == pytest.approx(0.4 - 0.36 * half)
+        assert line["teacher_momentum"] == pytest.approx(1 - 0.004 * half)
+        assert line["teacher_temp"] == pytest.approx([0.04, 0.07, 0.07, 0.07][line["epoch"]])
     of_step = {line["step"]: line["feature_spread"] for line in lines if "loss" in line}
     for line in epochs[1::2]:  # on one scale: features of the epoch's last step are among the epoch's
         assert 0.5 < of_step[line["step"]] / line["epoch_feature_spread"] < 2
