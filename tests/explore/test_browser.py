@@ -273,6 +273,25 @@ def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
         tab.page.set_viewport_size({"width": 1280, "height": 900})
 
 
+def test_every_button_is_in_sight_on_a_telephone(tab: Tab) -> None:
+    tab.page.set_viewport_size({"width": 390, "height": 900})
+    try:
+        for view in ("wrong-labels", "duplicates", "surprising"):
+            tab.open(f"#/{view}")
+            cut_off = """() => [...document.querySelectorAll("article")].filter((item) => {
+                const bottom = item.getBoundingClientRect().bottom;
+                return [...item.querySelectorAll(".verdicts button, .words p")].some(
+                    (part) => part.getBoundingClientRect().bottom > bottom - 8);
+            }).length"""
+            assert tab.page.locator("article .words p").count() > 0
+            tab.page.evaluate(
+                """document.querySelectorAll(".words p").forEach((p) => { p.textContent = "words ".repeat(60); })"""
+            )
+            assert (view, tab.page.evaluate(cut_off)) == (view, 0)
+    finally:
+        tab.page.set_viewport_size({"width": 1280, "height": 900})
+
+
 def test_a_long_list_keeps_few_items_in_the_page(browser: Any, tab: Tab) -> None:
     tab.open("#/surprising")
     tab.press("End")
