@@ -24,7 +24,7 @@ from adasim.gallery.opening import supports_of_memory
 from adasim.gallery.picking import pick
 from adasim.gallery.tables import rows_of
 from adasim.models.transforms import EvalTransform
-from adasim.recipes import get_recipe
+from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
 from adasim.train.state import build_state
 
@@ -36,13 +36,12 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     Args:
         out: the run folder to make; by default the first free one of runs/demo, runs/demo-2, ...
         seed: the random seed.
-        epochs: fewer are sooner done and learn less; the window is a sixth of them.
+        epochs: fewer are sooner done and learn less.
     """
     out = out or _free_folder(Path("runs"), "demo")
     console = terminal.console()
-    config = get_recipe("demo")
+    config = for_epochs(get_recipe("demo"), epochs)
     config.seed = seed
-    config.epochs, config.neighbors.window = epochs, max(1, epochs // 6)  # the recipe's own: 60 and 10
     config.eval.every = max(1, epochs // 12)  # for the curves: about five seconds in all
     train, test = open_images(config.data.source), open_images(config.data.source, split="test")
     assert train.labels is not None

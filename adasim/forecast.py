@@ -78,14 +78,16 @@ def lines(
         with torch.device("meta"):
             width = build_backbone(config.model, config.views.size, student=False).dim
         plan = Plan(len(images), width, 1, options["window"], options["k"], config.batch_size, "float32")
-        held = plan.cache_bytes + plan.history_bytes + plan.int8_bytes
-        found.append(
-            (
-                "neighbours",
-                f"w = {options['window']}, K = {options['k']}",
-                f"{scaled(held, 'B')}; partners are drawn from epoch {options['window'] + 1} on",
-            )
-        )
+        means = 4 * len(images) * width if "mean_decay" in options else 0
+        held = plan.cache_bytes + means
+        if options["lists"]:
+            held += plan.history_bytes + plan.int8_bytes
+            sizes = f"w = {options['window']}, K = {options['k']}"
+            told = f"{scaled(held, 'B')}; partners are drawn from epoch {options['window'] + 1} on"
+        else:
+            sizes, told = "a running mean of each image's features", scaled(held, "B")
+        found.append(("neighbours", sizes, told))
+        disk += means
         disk += plan.checkpoint_bytes
         disk += plan.epoch_file_bytes * options["window"] // config.save.keep
     found.append(("disk", f"about {scaled(config.save.keep * disk, 'B')}", f"{config.save.keep} checkpoints"))

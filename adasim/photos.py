@@ -9,6 +9,7 @@ photos need.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -90,7 +91,7 @@ def propose(
         an_epoch = duration(len(images) / speed)
         raise UserError(
             f"{len(images):,} images at {speed:,.0f} images/s take {an_epoch} an epoch, too long for {hours:g} h. "
-            f"Give --hours {needed_hours:.1f} or more, or fewer images."
+            f"Give --hours {_rounded_up(needed_hours):g} or more, or fewer images."
         )
     epochs = min(epochs, _MOST_EPOCHS)
     config = for_epochs(chosen.config, epochs)
@@ -112,6 +113,16 @@ class _Timed(NamedTuple):
     """How many the time allows."""
     at_once: int
     """Images of a micro-batch, or of the batch."""
+
+
+def _rounded_up(value: float) -> float:
+    """To two digits, so that giving what is asked for is enough.
+
+    >>> _rounded_up(0.0312), _rounded_up(12.01)
+    (0.032, 13.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return round(math.ceil(value / unit) * unit, 12)
 
 
 def _climb(

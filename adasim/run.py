@@ -86,6 +86,12 @@ class Run:
         return memory
 
     @property
+    def keeps_neighbours(self) -> bool:
+        """Whether its memory holds lists of neighbours; without, it has none or running means alone."""
+        options = memory_options(self.config)
+        return options is not None and options["lists"]
+
+    @property
     def data_fingerprint(self) -> str | None:
         """`ImageSet.fingerprint` of the images that the run began with, if it is on record."""
         return self._folder.facts.get("fingerprint")

@@ -103,8 +103,7 @@ def open_run(path: str | Path, options: Options, say: Say, *, images: ImageSet |
     collection = collect([train] if test is None else [train, test])
     extractor = _extractor(str(path), options, say)
     features = _features(extractor, collection)
-    remembers = run.config.pairs in ("adasim", "nearest") or run.config.neighbors.watch
-    memory = run.memory if remembers else None
+    memory = run.memory if run.keeps_neighbours else None
     if memory is None or memory.epochs == 0:
         say(
             f"{path} keeps no neighbours: they are found by {options.passes} augmented passes of its encoder."

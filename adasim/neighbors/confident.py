@@ -53,6 +53,7 @@ class Confident(PairPolicy):
 
     Settings = ConfidentSettings
     draws_from_memory = True
+    reads_lists = False  # once an epoch it looks all images up by their means instead
     follows_total = ("share of confident pairs",)
     memory: NeighborMemory
     settings: ConfidentSettings
@@ -66,7 +67,7 @@ class Confident(PairPolicy):
 
     @classmethod
     def window(cls, settings: Any) -> int:
-        return 1  # its lists are for the metrics alone
+        return 1
 
     @classmethod
     def memory_options(cls, own: Any) -> dict[str, Any]:

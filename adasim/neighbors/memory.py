@@ -57,6 +57,8 @@ class NeighborMemory:
         rows: the images whose features and lists are held here, all by default; `ShardedMemory` gives each
             process its own. Neighbours are then found, and partners drawn, among and for these alone.
         mean_decay: keep a running mean of each image's features too, with this decay per epoch (`MeanFeatures`).
+        lists: whether neighbours are looked up at all. Without, an image's list holds the image alone, k must be 1,
+            and an observation costs next to nothing: for policies that need the means alone.
 
     >>> memory = NeighborMemory(num_images=4, dim=2, window=1, k=2)
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -80,10 +82,13 @@ class NeighborMemory:
         device: torch.device | str = "cpu",
         rows: range | None = None,
         mean_decay: float | None = None,
+        lists: bool = True,
     ) -> None:
         num_images, dim, window, k = map(index, (num_images, dim, window, k))
         if not 1 <= k <= num_images:
             raise ValueError(f"k={k} must be between 1 and the number of images, {num_images}")
+        if not lists and k != 1:
+            raise ValueError(f"k={k} must be 1 in a memory without lists")
         if window < 1 or dim < 1:
             raise ValueError(f"window={window} and dim={dim} must be at least 1")
         if num_images >= 2**31:
@@ -95,7 +100,7 @@ class NeighborMemory:
             raise ValueError(f"rows={rows} must be a range within the {num_images} images")
         device = exact_device(device)
         self.num_images, self.dim, self.window, self.k = num_images, dim, window, k
-        self.support, self.timing, self.rows = support, timing, rows
+        self.support, self.timing, self.rows, self.lists = support, timing, rows, lists
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
         self.cache = torch.zeros(len(rows), dim, dtype=dtype, device=device)
         # A ring over epochs, one row per image so that drawing reads memory in order; -1 is an empty place.
@@ -149,7 +154,7 @@ class NeighborMemory:
             similarities (B, K) fp32 and neighbours (B, K) int64, best first.
         """
         ids, queries = self._prepare(ids, features)
-        similarities, neighbours = self._lookup(queries)
+        similarities, neighbours = self._lookup(queries) if self.lists else _itself(ids, queries)
         self._write(ids, queries, similarities, neighbours)
         return similarities, neighbours
 
@@ -421,12 +426,18 @@ class NeighborMemory:
 
     def _refresh_int8(self) -> None:
         """Give a CPU's search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""
-        if self.cache.device.type != "cpu" or self.cache.numel() < _INT8_FROM or self.epochs == 0:
+        few = self.cache.numel() < _INT8_FROM or self.epochs == 0
+        if self.cache.device.type != "cpu" or few or not self.lists:
             return
         if self._quantized is None:
             self._quantized = QuantizedRows(self.cache)
         else:
             self._quantized.refresh(self.cache)
+
+
+def _itself(ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """Lists that hold the image alone."""
+    return torch.ones(len(ids), 1, device=queries.device), ids[:, None].to(queries.device)
 
 
 def _on_cpu(ids: Tensor, skipped: Tensor, similarities: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:

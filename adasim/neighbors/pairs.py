@@ -43,6 +43,8 @@ class PairPolicy(ABC):
     """A dataclass of the policy's own settings, each with a default, if it has any."""
     draws_from_memory: ClassVar[bool] = False
     """Whether the run must keep a neighbour memory for it."""
+    reads_lists: ClassVar[bool] = True
+    """Whether it needs the memory's lists of neighbours; without, nobody is looked up during an epoch."""
     needs_labels: ClassVar[bool] = False
     follows_total: ClassVar[tuple[str, ...]] = ()
     """In words, what of the policy follows a schedule over the whole run."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from adasim.neighbors.arguments import Ids, check_tau, checked_ids
-from adasim.neighbors.memory import NeighborMemory
+from adasim.neighbors.memory import NeighborMemory, _itself
 from adasim.neighbors.search import merge
 from adasim.ranks.exchange import Exchange
 
@@ -44,7 +44,7 @@ class ShardedMemory(NeighborMemory):
     Args:
         num_images, dim, window, k: as for NeighborMemory.
         group: the processes to share with; by default all of them, or none if torch.distributed is not in use.
-        options: support, timing, dtype, device, mean_decay, as for NeighborMemory.
+        options: support, timing, dtype, device, mean_decay, lists, as for NeighborMemory.
     """
 
     def __init__(
@@ -95,8 +95,11 @@ class ShardedMemory(NeighborMemory):
     @torch.no_grad()
     def _finish(self, ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Search all rows for all queries and write; the lists of all queries."""
-        similarities, neighbours = self._lookup(queries)  # of the rows held here
-        if self.exchange.world > 1:
+        if not self.lists:
+            similarities, neighbours = _itself(ids, queries)
+        else:
+            similarities, neighbours = self._lookup(queries)  # of the rows held here
+        if self.lists and self.exchange.world > 1:
             lists = torch.stack([similarities.view(torch.int32), neighbours.int()], 1)  # (B, 2, K)
             mine = self.exchange.swap(lists.unflatten(0, (self.exchange.world, -1)))  # (R, B/R, 2, K)
             mine = mine.permute(1, 2, 0, 3).flatten(2)  # (B/R, 2, R K)

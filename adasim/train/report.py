@@ -167,15 +167,21 @@ class Reporter:
         if memory is None:
             return {}
         counts = neighbour_counts(memory.current_ids, memory.rows.start, labels)
+        if not memory.lists:  # who was visited is all that they say
+            counts = {"visited": counts["visited"]}
         if labels is not None:
             partners = policy.partners(epoch)[memory.rows.start : memory.rows.stop]  # as they were drawn
             observed = memory.current_ids[:, 0] >= 0
             own = labels[memory.rows.start : memory.rows.stop]
-            chosen = {"partner_accuracy": partners, "second_neighbour_accuracy": memory.best_other(partners)}
+            chosen = {"partner_accuracy": partners}
+            if memory.lists:
+                chosen["second_neighbour_accuracy"] = memory.best_other(partners)
             for name, images in chosen.items():
                 same = (labels[images.clamp(min=0)] == own) & (images >= 0)
                 counts[name] = int((same & observed).sum())
-            if memory.epochs == 0 and memory.timing == "previous":  # p_win has no candidates yet
+            if (
+                memory.lists and memory.epochs == 0 and memory.timing == "previous"
+            ):  # p_win has no candidates yet
                 counts["second_neighbour_accuracy"] = math.nan
         visited, *hits = self.ranks.all_mean(*counts.values())
         names = list(counts)[1:]

@@ -65,6 +65,26 @@ def test_the_nearest_other_image_is_that_of_a_brute_force(
     assert 1 not in partners[torch.arange(50) != 1]
 
 
+def test_without_lists_nobody_is_looked_up_and_the_means_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = epochs_of_features(50, 8, 4)
+    lists = memory_of(shown, 50)
+    monkeypatch.setattr(NeighborMemory, "_lookup", lambda *_: pytest.fail("a search"))
+    memory = NeighborMemory(50, 8, window=1, k=1, mean_decay=0.8, lists=False)
+    for ids, features in shown:
+        similarities, neighbours = memory.observe(ids, features)
+        assert torch.equal(neighbours[:, 0], ids)
+        assert (similarities == 1).all()
+        memory.end_epoch()
+    assert memory.means is not None
+    assert lists.means is not None
+    assert torch.equal(memory.means.values, lists.means.values)
+    assert torch.equal(memory.draw_partners(4, 0.2, 0), torch.arange(50))  # nobody to draw
+    with pytest.raises(ValueError, match="k=3 must be 1"):
+        NeighborMemory(50, 8, window=1, k=3, lists=False)
+
+
 def test_the_most_similar_share_has_partners_and_the_others_have_not() -> None:
     shown = epochs_of_features(50, 8, 4)
     policy = Confident(memory_of(shown, 50), ConfidentSettings(share=0.2, start=2), epochs=9)
