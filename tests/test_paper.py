@@ -3,6 +3,7 @@
 import importlib
 import json
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
@@ -137,6 +138,14 @@ def test_commands_at_the_papers_scale_are_understood(
         assert f"No such folder: {tmp_path}/nowhere" in refusal(train, capsys)
         for measure in measures:
             assert str(tmp_path) in refusal(measure[measure.index("eval") :], capsys)
+
+
+def test_what_a_command_prints_is_kept_and_searched_for_a_collapse(paper: Any, tmp_path: Path) -> None:
+    said = "The encoder gives nearly the same feature for all images."
+    paper("imagenet").shown_and_kept(["printf", f"epoch 1\n{said}\n"], tmp_path / "log")
+    assert paper("cell").collapse_of(tmp_path / "log") == [said]
+    with pytest.raises(CalledProcessError):
+        paper("imagenet").shown_and_kept(["false"], tmp_path / "log")
 
 
 @pytest.mark.slow

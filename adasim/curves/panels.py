@@ -63,7 +63,7 @@ PANELS: dict[str, Panel] = {
     "bootstrap": _shares("Bootstrapping ratio (% of pairs)", ("bootstrap_ratio", "")),
     "nn": _shares(
         "Nearest neighbour of the same class (%)",
-        ("partner_accuracy", "partner j* (p_win)"),
+        ("partner_accuracy", "partner j* (often itself)"),
         ("nn_accuracy_top1", "this epoch's list"),
     ),
     "second-nn": _shares(

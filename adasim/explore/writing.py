@@ -21,6 +21,7 @@ from torch import Tensor
 from adasim.errors import UserError
 from adasim.explore.collection import Collection
 from adasim.explore.findings import Findings, Table
+from adasim.explore.labels import LabelMass
 from adasim.explore.looks import COLUMNS, Looks
 from adasim.explore.support import Support
 from adasim.files import atomic_write
@@ -175,6 +176,7 @@ def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[
             "p": _packed((p * 65535).round(), "<u2"),
         },
         "selfMatch": _histogram(support.self_match()[: len(collection.sets[0])]),
+        "ownLabel": _own_label(found.findings.mass),
         "confusion": [[a, b, round(mass, 5)] for (a, b), mass in sorted(found.findings.confusion.items())],
         "tables": {
             name: {"columns": table.columns, "rows": table.rows} for name, table in found.tables.items()
@@ -294,6 +296,13 @@ def _histogram(p: Tensor) -> dict[str, Any]:
     places = (known / top * _BINS).long().clamp(max=_BINS - 1)
     mean = float(known.mean()) if len(known) else 0.0
     return {"top": round(top, 2), "mean": mean, "counts": torch.bincount(places, minlength=_BINS).tolist()}
+
+
+def _own_label(mass: LabelMass | None) -> float | None:
+    """The mean mass of neighbours on an image's own label: how far the encoder agrees with the labels at all."""
+    if mass is None or not mass.known.any():
+        return None
+    return round(float(mass.own[mass.known].mean()), 5)
 
 
 def _sizes(looks: Looks) -> dict[str, Any]:

@@ -125,8 +125,8 @@ class _Drawing:
         self.image(row.query, _MARGIN, top, framed=True)
         name = self.collection.class_name(row.query) or f"image {row.query}"
         self.text(_MARGIN, top + _CELL + 0.06, name, weight="bold", room=_CELL)
-        gate = "gate open" if row.ids[0] == row.query else "gate shut"
-        self.text(_MARGIN, top + _CELL + 0.24, gate, color=_QUIET, room=_CELL + _ASIDE)
+        match = "matches itself" if row.ids[0] == row.query else "matches another"
+        self.text(_MARGIN, top + _CELL + 0.24, match, color=_QUIET, room=_CELL + _ASIDE)
 
     def neighbour(self, query: int, j: int, share: float, x: float, top: float) -> None:
         theirs, own = self.collection.class_name(j), self.collection.class_name(query)

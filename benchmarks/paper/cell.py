@@ -91,7 +91,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
             line["failed"] = str(error)
     if "failed" not in line:
         line |= measure(out, bench, runs / "train.npz")
-    line["collapse"] = [t for t in log.read_text().splitlines() if t.startswith(COLLAPSE)]
+    line["collapse"] = collapse_of(log)
     line["curves"] = curves(out)
     line["cpu_seconds"], line["resumed"] = round(time.process_time() - used), resumed
     line["hours"] = round((time.time() - started) / 3600, 2)
@@ -106,6 +106,11 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
 def folder_of(cell: Cell, runs: Path) -> Path:
     """Where a cell's run is kept."""
     return runs / str(cell).replace("/", "_").replace(":", "_")
+
+
+def collapse_of(log: Path) -> list[str]:
+    """What the monitor said about a collapse in a run's output."""
+    return [line for line in log.read_text().splitlines() if line.startswith(COLLAPSE)]
 
 
 def measure(out: Path, bench: Path, train: Path) -> dict[str, Any]:

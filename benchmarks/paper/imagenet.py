@@ -15,7 +15,7 @@ from typing import Any
 
 import adasim
 
-from .cell import append, commit, curves, folder_of
+from .cell import append, collapse_of, commit, curves, folder_of
 from .published import ABLATION
 from .tables import Cell, cells
 
@@ -50,11 +50,24 @@ def commands(cell: Cell, data: Path, out: Path, launch: str = ADASIM) -> list[li
 def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path, launch: str) -> None:
     """Run, or go on with, a cell; append its line to RESULTS/TABLE.jsonl."""
     out = folder_of(cell, runs)
+    log = out.with_suffix(out.suffix + ".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
     for command in commands(cell, data, out, launch):
         print(shlex.join(command), flush=True)
-        subprocess.run(command, check=True)
+        shown_and_kept(command, log)
     run = adasim.load_run(out)
     values: dict[str, Any] = {result.protocol: result.value for result in run.results}
-    line = {"table": table, **cell._asdict(), **values, "collapse": [], "curves": curves(out)}
+    line = {"table": table, **cell._asdict(), **values, "collapse": collapse_of(log), "curves": curves(out)}
     line |= {"commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%d")}
     append(results / f"{table}.jsonl", line)
+
+
+def shown_and_kept(command: list[str], log: Path) -> None:
+    """Run a command; what it prints is shown, and appended to a file."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, open(log, "a") as file:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            file.write(line)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)

@@ -12,7 +12,10 @@ const VIEWS = [
   {
     name: "wrong-labels", title: "Wrong labels", about: "suspects", absent: !LABELS,
     count: () => (TABLES["wrong-labels"] ? TABLES["wrong-labels"].rows.length : 0),
-    lead: "Images whose neighbours' mass lies on another class, the strongest suspicion first.",
+    lead: "Images whose neighbours' mass lies on another class, the strongest suspicion first." +
+      (D.ownLabel === null ? "" : ` On average ${percent(D.ownLabel)} of an image's neighbours have its label: ` +
+      (D.ownLabel < 0.6 ? "with so few, most suspects are innocent. Stop where the list stops paying."
+        : "the fewer, the more suspects are innocent.")),
     none: "Every image's neighbours agree with its label.",
   },
   {
