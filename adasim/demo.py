@@ -40,7 +40,9 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     """
     out = out or _free_folder(Path("runs"), "demo")
     console = terminal.console()
-    config = for_epochs(get_recipe("demo"), epochs)
+    config = get_recipe("demo")
+    if epochs != config.epochs:
+        config = for_epochs(config, epochs)
     config.seed = seed
     config.eval.every = max(1, epochs // 12)  # for the curves: about five seconds in all
     train, test = open_images(config.data.source), open_images(config.data.source, split="test")
