@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
+from .names import METHOD_NAMES, arm_name
 from .results import Lines, Results
 
 mpl.use("Agg")
@@ -15,11 +16,11 @@ from matplotlib import pyplot as plt
 
 # Okabe and Ito's colours, which colour-blind people tell apart; line styles differ, too.
 STYLES = {
-    "standard": ("#000000", "-", "standard"),
-    "nearest": ("#D55E00", ":", "nearest (+NN)"),
-    "adasim": ("#0072B2", "-", "AdaSim"),
-    "confident": ("#009E73", "--", "confident (ours)"),
-    "oracle:p=0.5": ("#CC79A7", "-.", "oracle, p = 0.5"),
+    "standard": ("#000000", "-"),
+    "nearest": ("#D55E00", ":"),
+    "adasim": ("#0072B2", "-"),
+    "confident": ("#009E73", "--"),
+    "oracle:p=0.5": ("#CC79A7", "-."),
 }
 LOOKS: Any = {
     "font.size": 13,
@@ -50,14 +51,13 @@ def _training(results: Results, path: Path) -> None:
         return
     size = (6.6 * len(methods), 4.6)
     figure, axes = plt.subplots(1, len(methods), figsize=size, squeeze=False, layout="constrained")
-    titles = {"simsiam": "SimSiam", "dino": "DINO, two crops", "dino-vit": "DINO, small ViT"}
     for axis, method in zip(axes[0], methods, strict=True):
-        for arm, (colour, style, label) in STYLES.items():
+        for arm, (colour, style) in STYLES.items():
             lines = results.seeds(method, arm)
             if lines:
                 count = f", {len(lines)} seeds" if len(lines) > 1 else ", one seed"
-                _band(axis, lines, "knn", colour, style, label + count)
-        axis.set(title=titles[method], xlabel="epoch", ylabel="k-NN accuracy in training, %")
+                _band(axis, lines, "knn", colour, style, arm_name(arm) + count)
+        axis.set(title=METHOD_NAMES[method], xlabel="epoch", ylabel="k-NN accuracy in training, %")
         axis.legend(loc="lower right")
     _save(figure, path)
 

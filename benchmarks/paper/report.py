@@ -17,26 +17,11 @@ from typing import Any
 
 from . import figures, published
 from .cell import RESULTS
+from .names import METHOD_NAMES, arm_name
 from .results import Results, figure_of, gain_of
 
 ROOT = Path(__file__).parents[2]
 TEXTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
-NAMES = {
-    "standard": "standard",
-    "nearest": "nearest (+NN)",
-    "adasim": "AdaSim",
-    "confident": "confident (ours)",
-    "oracle": "oracle",
-}
-METHODS = {
-    "simsiam": "SimSiam",
-    "dino": "DINO, two crops",
-    "dino-vit": "DINO, small ViT",
-    "nnclr": "NNCLR (queue)",
-    "infonce": "InfoNCE",
-    "simsiam-weak": "SimSiam, crops and flips",
-    "simsiam-short": "SimSiam, 100 epochs",
-}
 ARMS = ("standard", "nearest", "adasim")
 
 
@@ -108,7 +93,7 @@ def arm_table(results: Results, rows: list[tuple[str, str]], paper: dict[str, An
     body = []
     for method, arm in rows:
         lines = results.seeds(method, arm)
-        row = [METHODS[method], arm_name(arm)]
+        row = [METHOD_NAMES[method], arm_name(arm)]
         if paper:
             row.append(paper_figure(paper.get(method, {}), arm))
         failed = sum("failed" in line for line in lines)
@@ -175,7 +160,7 @@ def fewshot_table(results: Results) -> str:
         average = mean_text([sum(line["fewshot"][t][0] for t in targets) / len(targets) for line in lines])
         paper = published.FEWSHOT.get(method, {})
         cell = paper_figure(paper, arm) if arm in paper else ""
-        rows.append([METHODS[method], arm_name(arm), cell, str(len(lines)), *means, average])
+        rows.append([METHOD_NAMES[method], arm_name(arm), cell, str(len(lines)), *means, average])
     heads = ["method", "pairs", "paper", "seeds", "CIFAR-10", "Fashion-MNIST", "generated patterns", "mean"]
     return markdown(heads, rows)
 
@@ -186,7 +171,7 @@ def segmentation_table(results: Results) -> str:
         if arm in (*ARMS, "confident"):
             paper = published.SEGMENTATION.get(method, {})
             cell = paper_figure(paper, arm) if arm in paper else ""
-            rows.append([METHODS[method], arm_name(arm), cell, str(len(lines))])
+            rows.append([METHOD_NAMES[method], arm_name(arm), cell, str(len(lines))])
             rows[-1].append(mean_text([line["segmentation"] for line in lines]))
     return markdown(["method", "pairs", "paper", "seeds", "mean IoU"], rows)
 
@@ -267,16 +252,6 @@ def partners_right(lines: list[dict[str, Any]]) -> str:
         if ratio:
             found.append(1 - (1 - right) / ratio)
     return percent(sum(found) / len(found)) if found else ""
-
-
-def arm_name(arm: str) -> str:
-    """
-    >>> arm_name("confident:share=0.05,share_end=0.3")
-    'confident (ours), share 0.05, share end 0.3'
-    """
-    pairs, _, changes = arm.partition(":")
-    words = [change.replace("=", " ").replace("_", " ") for change in changes.split(",") if change]
-    return ", ".join([NAMES[pairs], *words])
 
 
 def paper_figure(paper: dict[str, Any], arm: str) -> str:

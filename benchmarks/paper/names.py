@@ -1,0 +1,29 @@
+"""Methods and arms in the words of tables and figures."""
+
+PAIR_NAMES = {
+    "standard": "standard",
+    "nearest": "nearest (+NN)",
+    "adasim": "AdaSim",
+    "confident": "confident (ours)",
+    "oracle": "oracle",
+}
+METHOD_NAMES = {
+    "simsiam": "SimSiam",
+    "dino": "DINO, two crops",
+    "dino-vit": "DINO, small ViT",
+    "nnclr": "NNCLR (queue)",
+    "infonce": "InfoNCE",
+    "simsiam-weak": "SimSiam, crops and flips",
+    "simsiam-short": "SimSiam, 100 epochs",
+}
+
+
+def arm_name(arm: str) -> str:
+    """An arm in words.
+
+    >>> arm_name("confident:share=0.05,share_end=0.3")
+    'confident (ours), share = 0.05, share end = 0.3'
+    """
+    pairs, _, changes = arm.partition(":")
+    words = [change.replace("=", " = ").replace("_", " ") for change in changes.split(",") if change]
+    return ", ".join([PAIR_NAMES[pairs], *words])
