@@ -49,7 +49,7 @@ def _training(results: Results, path: Path) -> None:
     methods = [m for m in ("simsiam", "dino", "dino-vit") if results.seeds(m, "standard")]
     if not methods:
         return
-    size = (6.6 * len(methods), 4.6)
+    size = (7.2 * len(methods), 6.0)
     figure, axes = plt.subplots(1, len(methods), figsize=size, squeeze=False, layout="constrained")
     for axis, method in zip(axes[0], methods, strict=True):
         for arm, (colour, style) in STYLES.items():
@@ -58,7 +58,7 @@ def _training(results: Results, path: Path) -> None:
                 count = f", {len(lines)} seeds" if len(lines) > 1 else ", one seed"
                 _band(axis, lines, "knn", colour, style, arm_name(arm) + count)
         axis.set(title=METHOD_NAMES[method], xlabel="epoch", ylabel="k-NN accuracy in training, %")
-        axis.legend(loc="lower right")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)  # below: no curve is hidden
     _save(figure, path)
 
 
