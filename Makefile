@@ -1,5 +1,5 @@
 # make demo     set up, then pretrain on generated images for two minutes and measure the result
-# make quick    set up, then lint, type-check and run the tests that take under a minute together
+# make quick    set up, then lint, type-check and run the quick tests: a minute or two
 # make test     set up, then lint, type-check and test everything
 # make paper    the paper's tables at desk scale: many hours; see docs/benchmarks.md
 # make lowest   the quick tests with the oldest versions of everything that pyproject.toml allows
