@@ -1,4 +1,4 @@
-# make demo     set up, then pretrain on generated images for two minutes and measure the result
+# make demo     set up, then pretrain on generated images for three minutes and measure the result
 # make quick    set up, then lint, type-check and run the quick tests: a minute or two
 # make test     set up, then lint, type-check and test everything
 # make paper    the paper's tables at desk scale: many hours; see docs/benchmarks.md

@@ -30,7 +30,7 @@ from adasim.train.state import build_state
 
 
 def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
-    """Pretrain a small ResNet on generated images with AdaSim pairs (two to three minutes on two cores), then
+    """Pretrain a small ResNet on generated images with AdaSim pairs (about three minutes on two cores), then
     compare its k-NN accuracy with that of raw pixels and of the untrained encoder.
 
     Args:

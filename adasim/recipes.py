@@ -172,7 +172,7 @@ def desk_resnet() -> Config:
 
 
 def demo() -> Config:
-    """desk-resnet for two to three minutes on 3,000 generated images: no data needed."""
+    """desk-resnet for three minutes on 3,000 generated images: no data needed."""
     config = desk_resnet()
     config.recipe = "demo"
     config.epochs = 60

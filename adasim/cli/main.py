@@ -1,6 +1,6 @@
 """The command line.
 
-    adasim demo                                       two minutes: generated images, AdaSim pairs, k-NN accuracy
+    adasim demo                                       three minutes: generated images, AdaSim pairs, k-NN accuracy
     adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
     adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
     adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
@@ -107,7 +107,7 @@ def plan(arguments: Sequence[str]) -> None:
 
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
-    "demo": (demo, "two minutes on generated images: pretrain, then k-NN accuracy"),
+    "demo": (demo, "three minutes on generated images: pretrain, then k-NN accuracy"),
     "pretrain": (pretrain, "pretrain an encoder on your images, or resume a run"),
     "eval": (evaluate, "measure an encoder: k-NN, linear, few-shot, segmentation; compare runs"),
     "embed": (embed, "features of a folder of images: .npz, .parquet or .npy"),

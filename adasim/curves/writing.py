@@ -17,6 +17,7 @@ from adasim.curves.reading import RunCurves
 from adasim.errors import UserError
 from adasim.files import atomic_write
 from adasim.run import Run, load_run
+from adasim.use.outputs import check_folder
 
 NAME, FORMATS = "curves", ("png", "svg", "pdf")
 MOST_LINES = 24  # with more, the legend leaves no room for the curves
@@ -121,14 +122,7 @@ def outputs(runs: Sequence[Run], out: Path | None) -> list[Path]:
     elif out.suffix.lower()[1:] not in FORMATS:
         raise UserError(f"--out {out} must end in .png, .svg or .pdf, or be a folder that is there.")
     for file in files:
-        if not file.parent.is_dir():
-            raise UserError(
-                f"There is no folder {file.parent} for --out {out}. Make it, or choose another --out."
-            )
-        if not os.access(file.parent, os.W_OK):
-            raise UserError(
-                f"{file} cannot be written: no permission in {file.parent}. Choose another --out."
-            )
+        check_folder(file)
         if os.path.lexists(file) and not _is_ours(file):
             raise UserError(f"{file} is no figure of adasim plot, and is not replaced. Choose another --out.")
     return files

@@ -154,7 +154,7 @@ class NeighborMemory:
             similarities (B, K) fp32 and neighbours (B, K) int64, best first.
         """
         ids, queries = self._prepare(ids, features)
-        similarities, neighbours = self._lookup(queries) if self.lists else _itself(ids, queries)
+        similarities, neighbours = self._lookup(queries) if self.lists else itself(ids, queries)
         self._write(ids, queries, similarities, neighbours)
         return similarities, neighbours
 
@@ -435,7 +435,7 @@ class NeighborMemory:
             self._quantized.refresh(self.cache)
 
 
-def _itself(ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+def itself(ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
     """Lists that hold the image alone."""
     return torch.ones(len(ids), 1, device=queries.device), ids[:, None].to(queries.device)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from adasim.neighbors.arguments import Ids, check_tau, checked_ids
-from adasim.neighbors.memory import NeighborMemory, _itself
+from adasim.neighbors.memory import NeighborMemory, itself
 from adasim.neighbors.search import merge
 from adasim.ranks.exchange import Exchange
 
@@ -94,21 +94,23 @@ class ShardedMemory(NeighborMemory):
 
     @torch.no_grad()
     def _finish(self, ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Search all rows for all queries and write; the lists of all queries."""
-        if not self.lists:
-            similarities, neighbours = _itself(ids, queries)
-        else:
-            similarities, neighbours = self._lookup(queries)  # of the rows held here
-        if self.lists and self.exchange.world > 1:
-            lists = torch.stack([similarities.view(torch.int32), neighbours.int()], 1)  # (B, 2, K)
-            mine = self.exchange.swap(lists.unflatten(0, (self.exchange.world, -1)))  # (R, B/R, 2, K)
-            mine = mine.permute(1, 2, 0, 3).flatten(2)  # (B/R, 2, R K)
-            best = merge(mine[:, 0].view(torch.float32), mine[:, 1], self.k)
-            lists = self.exchange.gather(torch.stack([best[0].view(torch.int32), best[1]], 1))
-            lists = lists.to(self.cache.device)
-            similarities, neighbours = lists[:, 0].view(torch.float32), lists[:, 1].long()
+        """Look all queries up and write; the lists of all of them."""
+        similarities, neighbours = self._lookup_everywhere(queries) if self.lists else itself(ids, queries)
         self._write(ids, queries, similarities, neighbours)
         return similarities, neighbours
+
+    def _lookup_everywhere(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Similarities and image ids of the K best rows of all ranks."""
+        similarities, neighbours = self._lookup(queries)  # of the rows held here
+        if self.exchange.world == 1:
+            return similarities, neighbours
+        lists = torch.stack([similarities.view(torch.int32), neighbours.int()], 1)  # (B, 2, K)
+        mine = self.exchange.swap(lists.unflatten(0, (self.exchange.world, -1)))  # (R, B/R, 2, K)
+        mine = mine.permute(1, 2, 0, 3).flatten(2)  # (B/R, 2, R K)
+        best = merge(mine[:, 0].view(torch.float32), mine[:, 1], self.k)
+        lists = self.exchange.gather(torch.stack([best[0].view(torch.int32), best[1]], 1))
+        lists = lists.to(self.cache.device)
+        return lists[:, 0].view(torch.float32), lists[:, 1].long()
 
     def distribution(self, ids: Ids, tau: float) -> tuple[Tensor, Tensor]:
         """p_win of each image, from its owner; S is the widest of all ranks' batches."""

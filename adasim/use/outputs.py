@@ -9,9 +9,16 @@ from adasim.errors import UserError
 
 
 def check_output(out: Path, overwrite: bool) -> None:
-    """Refuse, before any work, a file that is there already, or one whose folder is not."""
+    """Refuse, before any work, a file that is there already, or one that cannot be written."""
     if out.is_dir():
         raise UserError(f"--out {out} is a folder. Name a file.")
+    check_folder(out)
+    if os.path.lexists(out) and not overwrite:
+        raise UserError(f"{out} is there already. Replace it with --overwrite, or choose another --out.")
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a file whose folder is not there, or may not be written to."""
     if not out.parent.is_dir():
         raise UserError(
             f"There is no folder {out.parent} for --out {out}. Make it first, or choose another --out."
@@ -20,8 +27,6 @@ def check_output(out: Path, overwrite: bool) -> None:
         raise UserError(
             f"--out {out} cannot be written: no permission in {out.parent}. Choose another --out."
         )
-    if os.path.lexists(out) and not overwrite:
-        raise UserError(f"{out} is there already. Replace it with --overwrite, or choose another --out.")
 
 
 def missing(package: str, wanted: str, extra: str, otherwise: str = "") -> UserError:
