@@ -1,8 +1,9 @@
 """The pair policy `confident`: other images as partners only where the match is most certain. Ours, not the paper's.
 
-Image i is compared with all others by running-mean features (`MeanFeatures`): s_i is the centred cosine with its
-nearest other image j_i. In epoch e, the share q(e) of images with the largest s_i have j_i as their partner; all
-others have standard pairs. Few partners of the right class help; many of mixed classes hurt.
+Images are compared by running-mean features (`MeanFeatures`): s_ij is their centred cosine. In epoch e, the share
+q(e) of images that are most similar to their nearest other one have a partner: that one, or one drawn among the
+nearest few that are at least as similar as the least similar of those pairs. All others have standard pairs. Few
+partners of the right class help; many of mixed classes hurt.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 
 from adasim.errors import UserError
-from adasim.neighbors.means import MeanFeatures
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import PairContext, PairPolicy
 from adasim.registry import PAIRS
+from adasim.seeding import uniform
 
 
 @dataclass(kw_only=True)
@@ -30,6 +31,8 @@ class ConfidentSettings:
     """q at the last epoch, linear in between; by default it stays as it began."""
     start: int = 5
     """Epochs of standard pairs before."""
+    partners: int = 1
+    """Draw among this many nearest others, as far as they are similar enough; 1: always the nearest."""
     decay: float = 0.8
     """Weight of an image's mean feature so far when an epoch adds to it: 0.8 averages over about five epochs."""
 
@@ -42,6 +45,8 @@ class ConfidentSettings:
             raise UserError(
                 f"confident.start={self.start} must be at least 1: the first epoch has no features yet."
             )
+        if not self.partners >= 1:
+            raise UserError(f"confident.partners={self.partners} must be at least 1.")
         if not 0 <= self.decay < 1:
             raise UserError(f"confident.decay={self.decay} must be at least 0 and below 1.")
 
@@ -49,7 +54,7 @@ class ConfidentSettings:
 @PAIRS.register("confident")
 @dataclass
 class Confident(PairPolicy):
-    """The nearest other image for those that are most similar to theirs, otherwise a standard pair."""
+    """One of the nearest other images for those that are most similar to theirs, otherwise a standard pair."""
 
     Settings = ConfidentSettings
     draws_from_memory = True
@@ -58,12 +63,13 @@ class Confident(PairPolicy):
     memory: NeighborMemory
     settings: ConfidentSettings
     epochs: int
+    seed: int = 0
     _found: tuple[int, Tensor] | None = field(default=None, init=False)  # epoch, its partners
 
     @classmethod
     def build(cls, context: PairContext) -> Self:
         assert context.memory is not None
-        return cls(context.memory, context.own or ConfidentSettings(), context.epochs)
+        return cls(context.memory, context.own or ConfidentSettings(), context.epochs, context.seed)
 
     @classmethod
     def window(cls, settings: Any) -> int:
@@ -94,16 +100,27 @@ class Confident(PairPolicy):
         share = self.share(epoch)
         if share == 0:
             return torch.arange(self.memory.num_images)
-        return most_similar(means, share)
+        others, similarities = means.nearest_others(self.settings.partners)
+        everyone = torch.arange(len(others))
+        u = uniform(self.seed, "partner", epoch, everyone)[:, 0]
+        return surest(others, similarities, share, u)
 
 
-def most_similar(means: MeanFeatures, share: float) -> Tensor:
-    """(N,): the nearest other image for the `share` of images that are most similar to theirs, else the image itself.
+def surest(others: Tensor, similarities: Tensor, share: float, u: Tensor) -> Tensor:
+    """(N,): a partner for the `share` of images that are most similar to their nearest other one, else the image.
 
     Of equally similar ones the smaller ids come first.
+
+    Args:
+        others: (N, P), the nearest others of each image, best first.
+        similarities: (N, P), to them.
+        share: of the images.
+        u: (N,), uniform in [0, 1): which of the others that are similar enough is drawn.
     """
-    nearest, similarities = means.nearest_other()
-    chosen = similarities.argsort(descending=True, stable=True)[: round(share * len(nearest))]
-    partners = torch.arange(len(nearest))
-    partners[chosen] = nearest[chosen]
+    partners = torch.arange(len(others))
+    chosen = similarities[:, 0].argsort(descending=True, stable=True)[: round(share * len(others))]
+    if len(chosen):
+        enough = similarities[chosen] >= similarities[chosen[-1], 0]  # (n, P); the first of each is
+        drawn = (u[chosen] * enough.sum(1)).long()
+        partners[chosen] = others[chosen, drawn]
     return partners

@@ -1,10 +1,10 @@
-"""MeanFeatures: a running mean of each image's features over epochs, and each image's nearest other image by it.
+"""MeanFeatures: a running mean of each image's features over epochs, and each image's nearest other images by it.
 
 One epoch's feature of an image is that of one random view. Their mean over epochs says more surely who is alike, and
 needs one row per image, whatever the number of epochs:
 
     m_i <- decay m_i + (1 - decay) z_i     at the end of an epoch that showed image i; the first time, m_i = z_i
-    s_i  = max over j != i of cos(m_i - c, m_j - c)     with c the mean of all m
+    s_ij = cos(m_i - c, m_j - c)     with c the mean of all m
 
 c takes off what all images have in common. The rows are kept on the grid of 2^-24, on which a sum in fp64 is exact
 in any order (for fewer than 2^29 images): so c, and with it every match, does not depend on how processes share them.
@@ -53,41 +53,46 @@ class MeanFeatures:
             self.values[places] = torch.where(_seen(old)[:, None], mixed, new)
 
     @torch.no_grad()
-    def nearest_other(self) -> tuple[Tensor, Tensor]:
-        """For all N images the nearest other one (N,) int64 and their centred cosine (N,) fp32, on the CPU.
+    def nearest_others(self, count: int = 1) -> tuple[Tensor, Tensor]:
+        """For all N images the nearest other ones (N, count) int64, best first, and their centred cosines.
 
-        An image that was never seen, or the only one that was, has itself and -inf. Where processes share the
-        images, all must call.
+        In place of those that are missing, as for an image that was never seen, stands the image itself with -inf.
+        Both on the CPU. Where processes share the images, all must call.
         """
         unit, seen = self._centred()
         rows = unit if len(seen) == len(unit) else unit[seen]  # (S, D)
         shares = self._shares()
-        partners, similarities = torch.arange(self.num_images), torch.full((self.num_images,), -torch.inf)
+        others = torch.arange(self.num_images)[:, None].repeat(1, count)
+        similarities = torch.full((self.num_images, count), -torch.inf)
         for start in range(0, max(map(len, shares)), _BLOCK):
             asked = [share[start : start + _BLOCK] for share in shares]
-            scores, ids = self._two_best(unit[start : start + _BLOCK], rows, seen, max(map(len, asked)))
-            for images, best, neighbours in zip(asked, scores, ids, strict=True):
-                own = torch.arange(images.start, images.stop)
-                best, neighbours = best[: len(own)], neighbours[: len(own)]
-                column = (neighbours[:, :1] == own[:, None]).long()  # the second, where the first is itself
-                other = neighbours.gather(1, column)[:, 0]
-                partners[own] = torch.where(other >= 0, other, own)
-                similarities[own] = best.gather(1, column)[:, 0]
-        return partners, similarities
+            best = self._best(
+                unit[start : start + _BLOCK], rows, seen, length=max(map(len, asked)), count=count + 1
+            )
+            for images, scores, ids in zip(asked, *best, strict=True):
+                own = torch.arange(images.start, images.stop)[:, None]
+                scores, ids = scores[: len(own)], ids[: len(own)]
+                order = (ids == own).byte().argsort(dim=1, stable=True)[:, :count]  # all but the image itself
+                ids, scores = ids.gather(1, order), scores.gather(1, order)
+                others[own[:, 0]] = torch.where(ids >= 0, ids, own)
+                similarities[own[:, 0]] = torch.where(ids >= 0, scores, -torch.inf)
+        return others, similarities
 
-    def _two_best(self, queries: Tensor, rows: Tensor, seen: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """The two best of all processes' rows for each process's queries, at most `length`: (R, length, 2) each."""
+    def _best(
+        self, queries: Tensor, rows: Tensor, seen: Tensor, length: int, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """The best of all processes' rows for each process's queries, at most `length`: (R, length, count) each."""
         if self._others is not None:
             padding = queries.new_full((length - len(queries), queries.shape[1]), torch.nan)
             queries = self._others.gather(torch.cat([queries, padding])).to(rows.device)  # (R length, D)
-        similarities, found = search(queries, rows, 2, row_norm=1 + 1e-3)
+        similarities, found = search(queries, rows, count, row_norm=1 + 1e-3)
         ids = torch.full_like(found, -1)
         ids[found >= 0] = seen[found[found >= 0]] + self.rows.start
         if self._others is not None:
-            lists = torch.stack([similarities.view(torch.int32), ids.int()], 1)  # (R length, 2, 2)
-            lists = self._others.gather(lists[None]).permute(1, 2, 0, 3).flatten(2)  # (R length, 2, 2 R)
-            similarities, ids = merge(lists[:, 0].contiguous().view(torch.float32), lists[:, 1].long(), 2)
-        return similarities.cpu().view(-1, length, 2), ids.cpu().view(-1, length, 2)
+            lists = torch.stack([similarities.view(torch.int32), ids.int()], 1)  # (R length, 2, count)
+            lists = self._others.gather(lists[None]).permute(1, 2, 0, 3).flatten(2)  # (R length, 2, R count)
+            similarities, ids = merge(lists[:, 0].contiguous().view(torch.float32), lists[:, 1].long(), count)
+        return similarities.cpu().view(-1, length, count), ids.cpu().view(-1, length, count)
 
     def _centred(self) -> tuple[Tensor, Tensor]:
         """Unit-norm rows (n, D) of the means less the mean of all processes' rows; which of them were seen (S,).

@@ -140,7 +140,8 @@ def sureness_table(passes: Passes, lists: NeighborMemory, labels: Tensor) -> lis
         measures[f"m_win, w = {window}"] = _by_lists(part(lists, window, lists.k))
     for decay in DECAYS:
         means = mean_features(passes, len(labels), decay)
-        measures[f"running mean, decay {decay}"] = means.nearest_other()
+        nearest, similarity = means.nearest_others()
+        measures[f"running mean, decay {decay}"] = nearest[:, 0], similarity[:, 0]
     measures |= {f"running mean, decay {decay}, {name}": m for name, m in by_matrix(means.values).items()}
     rows = []
     for name, (nearest, sureness) in measures.items():
@@ -169,11 +170,21 @@ def by_matrix(features: Tensor, k: int = 10) -> dict[str, tuple[Tensor, Tensor]]
     in_list = torch.zeros_like(similar).scatter_(1, lists, 1.0)
     shared = (in_list * in_list[nearest]).sum(1)  # neighbours that both have
     return {
+        "half whitened": half_whitened(features),
         "mutual": (nearest, torch.where(mutual, best, -torch.inf)),
         "less both images' crowds": (chosen, surest),
         "ahead of the tenth": (nearest, best - top[:, -1]),
         "shared neighbours": (nearest, shared + best / 2),
     }
+
+
+def half_whitened(features: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosine after the features were multiplied by their covariance to the power -1/4."""
+    centred = (features - features.mean(0)).double()
+    variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
+    unit = F.normalize(centred @ directions * variances.clamp(min=1e-4 * variances.max()) ** -0.25, dim=1)
+    best, nearest = (unit @ unit.T).fill_diagonal_(-torch.inf).max(1)
+    return nearest, best
 
 
 def _by_lists(memory: NeighborMemory) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from adasim.recipes import get_recipe
 IMAGES_PER_CLASS = 500
 EPOCHS = 200
 SHORT = 100
-"""Epochs of the ablation, which has many cells."""
+"""Epochs of the ablation, which has many cells, of the contrastive loss and of weak augmentations."""
 
 
 def simsiam() -> Config:
@@ -27,6 +27,13 @@ def simsiam() -> Config:
     config.optim.lr = 0.2  # 0.1 at batch 128
     config.optim.warmup_epochs = 10
     return _common(config)
+
+
+def simsiam_short() -> Config:
+    """SimSiam for half as long."""
+    config = simsiam()
+    config.epochs = SHORT
+    return config
 
 
 def dino() -> Config:
@@ -46,7 +53,7 @@ def dino_vit() -> Config:
 
 def nnclr() -> Config:
     """NNCLR on SimSiam's encoder, views and optimiser; the queue holds two fifths of the images."""
-    return replace(simsiam(), method="nnclr", settings=NnclrSettings(queue_size=2048, temperature=0.2))
+    return replace(simsiam_short(), method="nnclr", settings=NnclrSettings(queue_size=2048, temperature=0.2))
 
 
 def infonce() -> Config:
@@ -56,15 +63,8 @@ def infonce() -> Config:
 
 def simsiam_weak() -> Config:
     """Crops and flips alone."""
-    config = simsiam()
+    config = simsiam_short()
     config.views.color = config.views.blur = config.views.solarize = 0.0
-    return config
-
-
-def simsiam_short() -> Config:
-    """SimSiam for half as long."""
-    config = simsiam()
-    config.epochs = SHORT
     return config
 
 
@@ -95,6 +95,7 @@ def build(method: str, arm: str, seed: int) -> Config:
             share=values.get("share", 0.15),
             share_end=values.get("share_end"),
             start=int(values.get("start", 20)),  # as many steps as 5 epochs of 20,000 images
+            partners=int(values.get("partners", 1)),
             decay=values.get("decay", 0.9),  # ten epochs
         )
     elif pairs == "oracle":

@@ -36,7 +36,7 @@ TABLES: dict[str, list[Cell]] = {
     "oracle": cells("simsiam", "oracle:p=0.5 oracle:p=0"),
     "policies": [
         *cells("simsiam", "confident", 3),
-        *cells("simsiam", "confident:share=0.05 confident:share=0.3 confident:share=0.05,share_end=0.3"),
+        *cells("simsiam", "confident:partners=10 confident:share=0.3"),
         *cells("dino", "confident"),
     ],
     "ablation": [

@@ -24,19 +24,24 @@ def epochs_of_features(n: int, dim: int, epochs: int) -> list[tuple[Tensor, Tens
 
 
 def brute_force(shown: list[tuple[Tensor, Tensor]], decay: float) -> tuple[dict[int, int], dict[int, float]]:
-    """Nearest other image and centred cosine, in fp64, image by image."""
+    """Nearest other image and centred cosine."""
+    scores = all_scores(shown, decay)
+    best = {i: max(others, key=others.__getitem__) for i, others in scores.items()}
+    return best, {i: scores[i][j] for i, j in best.items()}
+
+
+def all_scores(shown: list[tuple[Tensor, Tensor]], decay: float) -> dict[int, dict[int, float]]:
+    """Centred cosine of each image with each other one, in fp64, image by image."""
     mean: dict[int, Tensor] = {}
     for ids, features in shown:
         for i, z in zip(ids.tolist(), normalize(features.double(), dim=1), strict=True):
             mean[i] = decay * mean[i] + (1 - decay) * z if i in mean else z
     centre = sum(mean.values()) / len(mean)
-    best, similarity = {}, {}
-    for i, m in mean.items():
-        scores = {j: float((m - centre) @ (x - centre) / ((m - centre).norm() * (x - centre).norm()))
-                  for j, x in mean.items() if j != i}  # fmt: skip
-        best[i] = max(scores, key=scores.__getitem__)
-        similarity[i] = scores[best[i]]
-    return best, similarity
+    return {
+        i: {j: float((m - centre) @ (x - centre) / ((m - centre).norm() * (x - centre).norm()))
+            for j, x in mean.items() if j != i}
+        for i, m in mean.items()
+    }  # fmt: skip
 
 
 def memory_of(shown: list[tuple[Tensor, Tensor]], n: int, decay: float = 0.8) -> NeighborMemory:
@@ -56,7 +61,7 @@ def test_the_nearest_other_image_is_that_of_a_brute_force(
     shown = epochs_of_features(50, 8, 4)
     memory = memory_of(shown, 50, decay)
     assert memory.means is not None
-    partners, similarities = memory.means.nearest_other()
+    partners, similarities = (column[:, 0] for column in memory.means.nearest_others())
     best, expected = brute_force(shown, decay)
     for i in range(50):
         assert partners[i] == best.get(i, i)
@@ -98,6 +103,32 @@ def test_the_most_similar_share_has_partners_and_the_others_have_not() -> None:
     assert torch.equal(Confident(policy.memory, policy.settings, 9).partners(1), torch.arange(50))
 
 
+def test_a_partner_is_drawn_among_the_nearest_that_are_similar_enough() -> None:
+    shown = epochs_of_features(50, 8, 4)
+    settings = ConfidentSettings(share=0.8, start=2, partners=3)
+    memory = memory_of(shown, 50)
+    scores = all_scores(shown, 0.8)
+    nearest = {i: sorted(others, key=others.__getitem__, reverse=True)[:3] for i, others in scores.items()}
+    surest = sorted(scores, key=lambda i: scores[i][nearest[i][0]], reverse=True)[:40]
+    least = scores[surest[-1]][nearest[surest[-1]][0]]
+    allowed = {i: {j for j in nearest[i] if scores[i][j] >= least - 1e-9} for i in surest}
+    drawn: dict[int, list[int]] = {i: [] for i in surest}
+    for seed in range(300):
+        partners = Confident(memory, settings, epochs=9, seed=seed).partners(4)
+        assert {i for i in range(50) if partners[i] != i} == set(surest)
+        for i in surest:
+            drawn[i].append(int(partners[i]))
+    assert {i: set(found) for i, found in drawn.items()} == allowed
+    assert {len(found) for found in allowed.values()} == {1, 2, 3}
+    for i, found in drawn.items():  # each as often as the others: 4 standard deviations
+        p = 1 / len(allowed[i])
+        assert all(abs(found.count(j) / 300 - p) < 4 * (p * (1 - p) / 300) ** 0.5 + 1e-9 for j in allowed[i])
+    some = torch.tensor(surest[:4])
+    policy = Confident(memory, settings, epochs=9, seed=1)
+    assert torch.equal(policy.partners(4, some), policy.partners(4)[some])
+    assert not torch.equal(policy.partners(4), policy.partners(5))  # of the same means
+
+
 def test_the_share_grows_linearly_to_the_last_epoch() -> None:
     policy = Confident(
         memory_of(epochs_of_features(50, 8, 4), 50),
@@ -117,7 +148,7 @@ def test_partners_change_with_the_means_and_not_before() -> None:
     memory.observe(*shown[4])
     assert torch.equal(policy.partners(5), before)
     assert memory.means is not None
-    assert torch.equal(memory.means.nearest_other()[0], before)  # not only remembered
+    assert torch.equal(memory.means.nearest_others()[0][:, 0], before)  # not only remembered
     memory.end_epoch()
     assert not torch.equal(policy.partners(6), before)
 
@@ -135,11 +166,11 @@ def test_the_means_are_part_of_the_memorys_state() -> None:
 
 def test_an_image_alone_has_itself() -> None:
     means = MeanFeatures(3, range(3), 2, decay=0.5)
-    assert means.nearest_other()[0].tolist() == [0, 1, 2]
+    assert means.nearest_others(2)[0].tolist() == [[0, 0], [1, 1], [2, 2]]
     means.update(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([True, False, False]))
-    partners, similarities = means.nearest_other()
-    assert partners.tolist() == [0, 1, 2]
-    assert similarities.tolist() == [-torch.inf] * 3
+    partners, similarities = means.nearest_others()
+    assert partners.tolist() == [[0], [1], [2]]
+    assert similarities.tolist() == [[-torch.inf]] * 3
 
 
 def test_the_settings_of_a_policy_travel_with_the_configuration() -> None:
@@ -158,6 +189,7 @@ def test_the_settings_of_a_policy_travel_with_the_configuration() -> None:
         ({"share": 1.2}, "confident.share=1.2"),
         ({"decay": 1.0}, "confident.decay=1.0"),
         ({"start": 0}, "confident.start=0"),
+        ({"partners": 0}, "confident.partners=0"),
     ],
 )
 def test_senseless_settings_are_refused(changes: dict[str, float], message: str) -> None:

@@ -89,7 +89,7 @@ def live(memory: NeighborMemory, case: Case, start: int, stop: int, rank: int, w
             notes.append(("partners", memory.draw_partners(epoch, 0.2, 1)))
             notes.append(("nearest", memory.nearest_other()))
             if memory.means is not None:
-                notes.append(("nearest", *memory.means.nearest_other()))
+                notes.append(("nearest", *memory.means.nearest_others(3)))
         mine = torch.arange(len(ids)).tensor_split(world)[rank]
         notes.append(("observed", *memory.observe(ids[mine], features[mine])))
         if case.timing == "current":
