@@ -16,9 +16,8 @@ from torch import Tensor
 from adasim.config import Config, ModelConfig, OptimConfig, at_least
 from adasim.errors import UserError
 from adasim.fields import check_fields
-from adasim.methods.base import EncodedView, Method, Step, decay_groups, feature_spread
-from adasim.methods.simsiam import SimSiam
-from adasim.models import Backbone, Predictor, Projector, build_backbone
+from adasim.methods.base import EncodedView, Step, decay_groups
+from adasim.methods.siamese import Siamese
 from adasim.ranks.exchange import Exchange, gather_with_gradient
 from adasim.registry import METHODS
 
@@ -46,24 +45,18 @@ class NnclrSettings:
 
 
 @METHODS.register("nnclr")
-class Nnclr(Method):
-    """One encoder, projector and predictor, and a first-in, first-out queue of view 1's embeddings.
+class Nnclr(Siamese):
+    """InfoNCE between each view's prediction and the other's neighbour in a first-in, first-out queue of embeddings.
 
     The queue is the same on all ranks. It begins with random directions, and moves after sound steps only.
     """
 
     Settings = NnclrSettings
-    VIEWS = SimSiam.VIEWS
-    linear_protocol = "simsiam"
     queue: Tensor
     place: Tensor
 
     def __init__(self, model: ModelConfig, config: NnclrSettings, image_size: int, channels: int = 3) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = build_backbone(model, image_size, channels, student=True)
-        self.projector = Projector(self.encoder.dim, config.proj_dim)
-        self.predictor = Predictor(config.proj_dim, config.pred_dim)
+        super().__init__(model, config, image_size, channels)
         self.register_buffer(
             "queue", F.normalize(torch.randn(config.queue_size, config.proj_dim), dim=1)
         )  # (Q, D')
@@ -79,23 +72,6 @@ class Nnclr(Method):
                 "Raise --batch-size."
             )
 
-    @property
-    def eval_encoder(self) -> Backbone:
-        return self.encoder
-
-    def forward(self, views: list[Tensor], epoch: int) -> Step:
-        encoded = [self.encode(view) for view in views]
-        for view in encoded:
-            self.predict(view)
-        return self.loss(encoded, epoch)
-
-    def encode(self, pixels: Tensor) -> EncodedView:
-        feature = self.encoder(pixels)  # (B, D)
-        return EncodedView(pixels, feature.detach().float(), target=self.projector(feature))
-
-    def predict(self, view: EncodedView) -> None:
-        view.output = self.predictor(view.target)
-
     def loss(self, views: list[EncodedView], epoch: int) -> Step:
         """1/2 [InfoNCE(NN(z1), p2) + InfoNCE(NN(z2), p1)], over the images of all ranks."""
         first, second = views
@@ -104,11 +80,7 @@ class Nnclr(Method):
         if len(self.queue):
             earlier = [self._next] if self.continues_step and self._next is not None else []
             self._next = torch.cat([*earlier, _everyones(z1.detach())])
-        diagnostics = {
-            "feature_spread": feature_spread(first.feature),
-            "projection_spread": feature_spread(first.target),
-        }
-        return Step(loss, first.feature, diagnostics)
+        return self.step(loss, first)
 
     def _info_nce(self, z: Tensor, prediction: Tensor) -> Tensor:
         """Mean over i of -log softmax over k of NN(z_i) . p_k / temperature, at k = i."""

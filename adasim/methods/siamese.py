@@ -1,0 +1,58 @@
+"""One network for both views, with a projector and a predictor: what SimSiam and NNCLR have in common."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from adasim.config import ModelConfig
+from adasim.methods.base import EncodedView, Method, Step, feature_spread
+from adasim.models import Backbone, Predictor, Projector, build_backbone
+
+
+class Siamese(Method):
+    """An encoder, a projector and a predictor; each view has a forward pass (and batch statistics) of its own.
+
+    A subclass adds its loss. Its settings have `proj_dim` and `pred_dim`.
+    """
+
+    VIEWS: ClassVar = {  # Chen and He, 2021: both views alike
+        "interpolation": "bilinear",
+        "jitter": (0.4, 0.4, 0.4, 0.1),
+        "blur_p": (0.5, 0.5, 0.5),
+        "solarize_p": (0.0, 0.0),
+    }
+    linear_protocol = "simsiam"
+
+    def __init__(self, model: ModelConfig, config: Any, image_size: int, channels: int = 3) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = build_backbone(model, image_size, channels, student=True)
+        self.projector = Projector(self.encoder.dim, config.proj_dim)
+        self.predictor = Predictor(config.proj_dim, config.pred_dim)
+
+    @property
+    def eval_encoder(self) -> Backbone:
+        return self.encoder
+
+    def forward(self, views: list[Tensor], epoch: int) -> Step:
+        encoded = [self.encode(view) for view in views]
+        for view in encoded:
+            self.predict(view)
+        return self.loss(encoded, epoch)
+
+    def encode(self, pixels: Tensor) -> EncodedView:
+        feature = self.encoder(pixels)  # (B, D)
+        return EncodedView(pixels, feature.detach().float(), target=self.projector(feature))
+
+    def predict(self, view: EncodedView) -> None:
+        view.output = self.predictor(view.target)
+
+    def step(self, loss: Tensor, first: EncodedView) -> Step:
+        """What the loop is told of a step whose view 1 is `first`."""
+        diagnostics = {
+            "feature_spread": feature_spread(first.feature),
+            "projection_spread": feature_spread(first.target),
+        }
+        return Step(loss, first.feature, diagnostics)
