@@ -8,19 +8,22 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
+from adasim.curves.drawing import COLOURS
+from adasim.curves.reading import band
+
 from .names import METHOD_NAMES, arm_name
 from .results import Lines, Results
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-# Okabe and Ito's colours, which colour-blind people tell apart; line styles differ, too.
-STYLES = {
-    "standard": ("#000000", "-"),
-    "nearest": ("#D55E00", ":"),
-    "adasim": ("#0072B2", "-"),
-    "confident": ("#009E73", "--"),
-    "oracle:p=0.5": ("#CC79A7", "-."),
+BLUE, VERMILLION, GREEN, PINK, ORANGE, SKY, BLACK = COLOURS
+STYLES = {  # line styles differ, too
+    "standard": (BLACK, "-"),
+    "nearest": (VERMILLION, ":"),
+    "adasim": (BLUE, "-"),
+    "confident": (GREEN, "--"),
+    "oracle:p=0.5": (PINK, "-."),
 }
 LOOKS: Any = {
     "font.size": 13,
@@ -76,7 +79,7 @@ def _under_the_hood(results: Results, path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
     for axis, (name, title) in zip(axes, panels.items(), strict=True):
         for (tau, lines), colour, style in zip(
-            runs.items(), ("#56B4E9", "#009E73", "#0072B2", "#D55E00"), (":", "--", "-", "-."), strict=False
+            runs.items(), (SKY, GREEN, BLUE, VERMILLION), (":", "--", "-", "-."), strict=False
         ):
             _band(axis, lines, name, colour, style, f"tau = {tau:g}", 100)
         axis.set(title=title, xlabel="epoch", ylabel="%")
@@ -92,9 +95,9 @@ def _precision(results: Results, path: Path) -> None:
     _, tables = frontiers[0]
     figure, axis = plt.subplots(figsize=(8.4, 5.2), layout="constrained")
     shown = {
-        "cosine in one pass": ("#E69F00", ":", "o"),
-        "m_win, w = 10": ("#0072B2", "--", "s"),
-        "running mean, decay 0.9": ("#009E73", "-", "D"),
+        "cosine in one pass": (ORANGE, ":", "o"),
+        "m_win, w = 10": (BLUE, "--", "s"),
+        "running mean, decay 0.9": (GREEN, "-", "D"),
     }
     for row in tables["sureness"]:
         if row["measure"] in shown:
@@ -106,9 +109,7 @@ def _precision(results: Results, path: Path) -> None:
             )
     places = [(r["bootstrapped"], r["precision"]) for r in tables["adasim"]]
     x, y = (100 * np.array(values) for values in zip(*places, strict=True))
-    axis.scatter(
-        x, y, s=26, color="#56B4E9", edgecolor="#0072B2", label="AdaSim's draw, any w, K, tau", zorder=3
-    )
+    axis.scatter(x, y, s=26, color=SKY, edgecolor=BLUE, label="AdaSim's draw, any w, K, tau", zorder=3)
     axis.set(xlabel="images that get a partner, %", ylabel="partners of the image's class, %", xlim=(0, 103))
     axis.legend(loc="upper right")
     _save(figure, path)
@@ -118,18 +119,18 @@ def _band(
     axis: Any, lines: Lines, name: str, colour: str, style: str, label: str, scale: float = 1.0
 ) -> None:
     """Mean over seeds, and from the lowest to the highest."""
-    curves = [line["curves"][name] for line in lines if name in line["curves"]]
-    if not curves:
-        return
-    length = min(len(curve) for curve in curves)
-    values = scale * np.array([[np.nan if v is None else v for v in curve[:length]] for curve in curves])
-    measured = ~np.isnan(values).any(axis=0)
-    epochs, values = np.arange(1, length + 1)[measured], values[:, measured]
-    axis.plot(epochs, values.mean(axis=0), color=colour, linestyle=style, label=label)
+    curves = [
+        {
+            float(epoch + 1): scale * value
+            for epoch, value in enumerate(line["curves"].get(name, ()))
+            if value is not None
+        }
+        for line in lines
+    ]
+    seeds = band(curves)
+    axis.plot(seeds.epochs, seeds.mean, color=colour, linestyle=style, label=label)
     if len(curves) > 1:
-        axis.fill_between(
-            epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0
-        )
+        axis.fill_between(seeds.epochs, seeds.low, seeds.high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _save(figure: Any, path: Path) -> None:
