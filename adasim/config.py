@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from adasim.errors import UserError
-from adasim.fields import check_fields, check_name
+from adasim.fields import at_least, between, check_fields, check_name
 from adasim.registry import METHODS, PAIRS
 
 
@@ -397,15 +397,3 @@ def _build(cls: Any, values: dict[str, Any], where: str) -> Any:
             value = _build(factory, value, f"{where}{name}.")
         kwargs[name] = value
     return cls(**kwargs)
-
-
-def at_least(name: str, value: float, low: float) -> None:
-    """Refuse a number below `low`."""
-    if not value >= low:
-        raise UserError(f"{name}={value} must be at least {low}.")
-
-
-def between(name: str, value: float, low: float, high: float) -> None:
-    """Refuse a number outside of [low, high]."""
-    if not low <= value <= high:
-        raise UserError(f"{name}={value} must be between {low} and {high}.")

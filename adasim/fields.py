@@ -26,6 +26,18 @@ def check_fields(section: Any, prefix: str = "") -> None:
         setattr(section, name, fit(f"{prefix}{name}", getattr(section, name), annotation))
 
 
+def at_least(name: str, value: float, low: float) -> None:
+    """Refuse a number below `low`."""
+    if not value >= low:
+        raise UserError(f"{name}={value} must be at least {low}.")
+
+
+def between(name: str, value: float, low: float, high: float) -> None:
+    """Refuse a number outside of [low, high]."""
+    if not low <= value <= high:
+        raise UserError(f"{name}={value} must be between {low} and {high}.")
+
+
 def fit(name: str, value: Any, annotation: Any) -> Any:
     """The value as its annotation has it, or a sentence that calls it `name`."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)

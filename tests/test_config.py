@@ -34,7 +34,7 @@ from adasim.runs.folder import RunFolder
             {"pairs": "adsim"},
             "pairs='adsim' is unknown. Did you mean adasim? Choose one of standard,",
         ),
-        (Config, {"method": "byol"}, "method='byol' is unknown. Choose one of dino, simsiam, nnclr."),
+        (Config, {"method": "byol"}, "method='byol' is unknown. Choose one of dino, nnclr, simsiam."),
         (Config, {"method": "SimSiam"}, "method='SimSiam' is unknown. Did you mean simsiam?"),
         (
             Config,

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adasim.config import ModelConfig, OptimConfig, at_least, between
+from adasim.config import ModelConfig, OptimConfig
 from adasim.errors import UserError
-from adasim.fields import check_fields
+from adasim.fields import at_least, between, check_fields
 from adasim.methods.base import EncodedView, Method, Step, decay_groups, feature_spread
 from adasim.models import Backbone, DinoHead, build_backbone
 from adasim.ranks.exchange import mean_over_ranks

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim.config import Config, ModelConfig, OptimConfig, at_least
+from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.errors import UserError
-from adasim.fields import check_fields
+from adasim.fields import at_least, check_fields
 from adasim.methods.base import EncodedView, Step, decay_groups
 from adasim.methods.siamese import Siamese
 from adasim.ranks.exchange import Exchange, gather_with_gradient

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from adasim.errors import UserError
+from adasim.fields import at_least, between
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import PairContext, PairPolicy
 from adasim.registry import PAIRS
@@ -37,16 +38,11 @@ class ConfidentSettings:
     """Weight of an image's mean feature so far when an epoch adds to it: 0.8 averages over about five epochs."""
 
     def __post_init__(self) -> None:
-        for name in ("share", "share_end"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise UserError(f"confident.{name}={value} must be between 0 and 1.")
-        if not self.start >= 1:
-            raise UserError(
-                f"confident.start={self.start} must be at least 1: the first epoch has no features yet."
-            )
-        if not self.partners >= 1:
-            raise UserError(f"confident.partners={self.partners} must be at least 1.")
+        between("confident.share", self.share, 0, 1)
+        if self.share_end is not None:
+            between("confident.share_end", self.share_end, 0, 1)
+        at_least("confident.start", self.start, 1)  # the first epoch has no features yet
+        at_least("confident.partners", self.partners, 1)
         if not 0 <= self.decay < 1:
             raise UserError(f"confident.decay={self.decay} must be at least 0 and below 1.")
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from torch import Tensor
 
 from adasim import seeding
-from adasim.config import ViewsConfig, at_least, between
+from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
 from adasim.eval.evaluations.base import Evaluation
 from adasim.eval.extractor import Extractor
@@ -18,6 +18,7 @@ from adasim.eval.features import encode, frozen, progress_bar
 from adasim.eval.protocols.unlabelled import near_duplicates, rankme, view_retrieval
 from adasim.eval.report import Report
 from adasim.eval.splits import Subset
+from adasim.fields import at_least, between
 from adasim.models.transforms import EvalTransform
 from adasim.registry import EVALUATIONS
 
