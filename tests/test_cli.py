@@ -248,7 +248,7 @@ def test_a_pair_policy_has_options_of_its_own(folder: Path, tmp_path: Path) -> N
     options = ["--pairs", "confident", "--confident.share", "0.5", "--confident.start=1", "--device", "cpu"]
     main(["pretrain", "desk-resnet", "--data", str(folder), *TINY, *options, "--out", str(run)])
     saved = json.loads((run / "config.json").read_text())
-    assert saved["confident"] == {"share": 0.5, "share_end": None, "start": 1, "decay": 0.8}
+    assert saved["confident"] == {"share": 0.5, "share_end": None, "start": 1, "partners": 1, "decay": 0.8}
     main(["pretrain", "--resume", str(run), "--epochs", "4", "--no-curves"])
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["epoch"] == 3
