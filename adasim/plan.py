@@ -9,18 +9,15 @@ arithmetic is counted by running the method on tensors without storage.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adasim import terminal
 from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.errors import UserError
 from adasim.models import build_backbone
@@ -290,11 +287,6 @@ def show(plan: Plan, console: Console) -> None:
     console.print()
     for sentence in plan.advice():
         console.print(f"- {sentence}", soft_wrap=True)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """`adasim plan`"""
-    show(make_plan(tyro.cli(PlanArguments, args=arguments, prog="adasim plan")), terminal.console(width=110))
 
 
 def _bytes(count: float) -> str:

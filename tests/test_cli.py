@@ -149,6 +149,20 @@ def test_the_short_help_fits_a_screen_and_names_what_people_type(capsys: pytest.
     assert "0.2" in shown
 
 
+@pytest.mark.parametrize(
+    "command", ["embed", "similar", "export", "explore", "gallery", "plot", "plan", "eval knn", "eval views"]
+)
+def test_the_help_shows_what_an_option_takes_and_no_python(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    assert "--" in text
+    assert "None" not in text
+    assert "False" not in text
+
+
 def test_the_long_help_names_the_special_options_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["pretrain", "desk-vit", "--help"])

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from adasim.cli.reading import read_options
 from adasim.eval.evaluations.base import with_options
 from adasim.registry import EVALUATIONS
 
@@ -33,4 +34,4 @@ class TableArguments:
 def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
     """The evaluation `name`, filled in; it has the fields of `Options` and of `Model` too."""
     kind = with_options(EVALUATIONS[name], Model)
-    return tyro.cli(kind, args=list(arguments), prog=f"adasim eval {name}")
+    return read_options(kind, arguments, f"eval {name}")

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from adasim import terminal
+from adasim.cli.reading import read_options
 from adasim.cli.using import Flag, Model, Reading
 
 
@@ -34,7 +33,7 @@ class EmbedArguments(Reading):
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim embed ...`"""
-    asked = tyro.cli(EmbedArguments, args=list(arguments), prog="adasim embed")
+    asked = read_options(EmbedArguments, arguments, "embed")
     console = terminal.console()
 
     from adasim.use.embed import embed

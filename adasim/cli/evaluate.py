@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +20,7 @@ from rich.text import Text
 from adasim import terminal
 from adasim.cli.arguments import TableArguments, parse_evaluation
 from adasim.cli.plugins import load_plugins
+from adasim.cli.reading import read_options
 from adasim.errors import UserError
 from adasim.eval.extractor import open_extractor
 from adasim.eval.results import column_order, compare
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         return show_evaluations(console)
     name, rest = arguments[0], arguments[1:]
     if name == TABLE:
-        return show_table(tyro.cli(TableArguments, args=rest, prog=f"adasim eval {TABLE}"), console)
+        return show_table(read_options(TableArguments, rest, f"eval {TABLE}"), console)
     if name not in EVALUATIONS:
         known = nearest(name, [*evaluation_names(), TABLE])
         raise UserError(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
+from adasim.cli.reading import read_options
 from adasim.errors import UserError
 from adasim.eval.options import Flag
 from adasim.explore.exploring import explore
@@ -69,7 +70,7 @@ class ExploreArguments(Options, What):  # in this order `What` comes first in th
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim explore ...`"""
-    asked = tyro.cli(ExploreArguments, args=load_plugins(arguments), prog="adasim explore")
+    asked = read_options(ExploreArguments, load_plugins(arguments), "explore")
     console = terminal.console()
 
     def say(sentence: str) -> None:

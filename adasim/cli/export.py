@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from adasim import terminal
+from adasim.cli.reading import read_options
 from adasim.cli.using import Flag, Model
 
 
@@ -36,7 +35,7 @@ class ExportArguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim export ...`"""
-    asked = tyro.cli(ExportArguments, args=list(arguments), prog="adasim export")
+    asked = read_options(ExportArguments, arguments, "export")
     console = terminal.console()
 
     from adasim.use.export import export

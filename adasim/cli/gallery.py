@@ -17,6 +17,7 @@ from rich.text import Text
 
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
+from adasim.cli.reading import read_options
 from adasim.errors import UserError
 from adasim.eval.options import Flag
 from adasim.explore.opening import Options, Say, open_backbone, open_features
@@ -70,7 +71,7 @@ class GalleryArguments(Options, What):  # in this order `What` comes first in th
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim gallery ...`"""
-    asked = tyro.cli(GalleryArguments, args=load_plugins(arguments), prog="adasim gallery")
+    asked = read_options(GalleryArguments, load_plugins(arguments), "gallery")
     console = terminal.console()
 
     def say(sentence: str) -> None:

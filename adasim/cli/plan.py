@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.pretrain import configured
+from adasim.cli.reading import read_options
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim plan RECIPE --data DIR`, with the options of a pretraining; or `adasim plan --images N ...`"""
     arguments = load_plugins(arguments)
     if not arguments or arguments[0].startswith("-"):
-        from adasim.plan import main as sizes
+        from adasim.plan import PlanArguments, make_plan, show
 
-        return sizes(arguments)
+        return show(make_plan(read_options(PlanArguments, arguments, "plan")), terminal.console(width=110))
     parsed = configured(arguments[0], arguments[1:], f"adasim plan {arguments[0]}")
     from adasim.forecast import forecast
 

@@ -11,6 +11,7 @@ import tyro
 
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
+from adasim.cli.reading import read_options
 from adasim.curves.panels import PANELS
 
 _OUT = (
@@ -46,7 +47,7 @@ class PlotArguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim plot ...`"""
-    asked = tyro.cli(PlotArguments, args=load_plugins(arguments), prog="adasim plot")
+    asked = read_options(PlotArguments, load_plugins(arguments), "plot")
     console = terminal.console()
 
     from adasim.curves.writing import plot  # matplotlib and torch are slow to import

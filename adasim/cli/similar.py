@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
+from adasim.cli.reading import read_options
 from adasim.cli.using import Flag, Model, Reading
 from adasim.errors import UserError
 
@@ -43,7 +44,7 @@ class SimilarArguments(Reading):
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim similar ...`"""
-    asked = tyro.cli(SimilarArguments, args=list(arguments), prog="adasim similar")
+    asked = read_options(SimilarArguments, arguments, "similar")
     console = terminal.console()
 
     from adasim.use.outputs import check_output
