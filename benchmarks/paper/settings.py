@@ -37,9 +37,15 @@ def simsiam_short() -> Config:
 
 
 def dino() -> Config:
-    """DINO with two crops on the same ResNet: head, temperatures and AdamW of desk-vit."""
+    """DINO with two crops on the same ResNet: desk-vit's head, temperatures and AdamW, a teacher that follows sooner.
+
+    Of seven changes, tried for 25 epochs of standard pairs and judged within the training images, this one helped
+    most (31.8 by k-NN instead of 29.3). Twice the rate, four times the prototypes, less weight decay and lower
+    temperatures gave 26.9 to 31.5.
+    """
     config = get_recipe("desk-vit")
     config.model = get_recipe("desk-resnet").model
+    config.settings.teacher_momentum = 0.97
     config.optim.warmup_epochs = 10
     return _common(config)
 
