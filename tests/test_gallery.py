@@ -241,6 +241,17 @@ def test_a_pdf_has_text_as_text_and_is_the_same_every_time(hostile: Supports) ->
 # ---- the tables ----
 
 
+def test_letters_of_other_scripts_come_from_fonts_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import rcParams
+    from matplotlib.font_manager import fontManager
+
+    from adasim.gallery.figure import _plain
+
+    monkeypatch.setattr(fontManager, "get_font_names", lambda: ["DejaVu Sans", "Comic Sans MS", "MS Gothic"])
+    with _plain():
+        assert rcParams["font.family"] == ["DejaVu Sans", "MS Gothic"]
+
+
 def test_hostile_names_survive_the_csv_and_no_spreadsheet_runs_them(
     hostile: Supports, tmp_path: Path
 ) -> None:

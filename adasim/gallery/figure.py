@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,20 @@ _LINE = 10  # neighbours beside each other; more go on in the next line
 _TALLEST = 200  # inches: what a PDF page may have
 _PIXELS = {"png": 160, "pdf": 300}  # per inch, of the images
 _SIZE = 10.5  # of letters, in points
+_SCRIPTS = (  # fonts of other scripts, for names of classes: whichever of them a machine has
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "MS Gothic",
+    "Malgun Gothic",
+    "Apple SD Gothic Neo",
+    "WenQuanYi Zen Hei",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "Arial Unicode MS",
+)
 
 
 def render(supports: Supports, rows: Sequence[Row], picked: Picked, *, show: int, format: str) -> bytes:
@@ -60,13 +75,20 @@ def draw(
 def _plain() -> Iterator[None]:
     """The look does not depend on the settings of a person's matplotlib."""
     from matplotlib import style
+    from matplotlib.font_manager import fontManager
 
-    with (
-        style.context(["default", {"pdf.fonttype": 42, "image.composite_image": False}]),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks becomes a box
-        yield
+    installed = set(fontManager.get_font_names())
+    families = ["DejaVu Sans", *(name for name in _SCRIPTS if name in installed)]
+    look = {"font.family": families, "pdf.fonttype": 42, "image.composite_image": False}
+    log = logging.getLogger("matplotlib.font_manager")
+    level = log.level
+    with style.context(["default", look]), warnings.catch_warnings():
+        log.setLevel(logging.ERROR)  # that a font has no bold letters interests nobody
+        warnings.filterwarnings("ignore", message="Glyph")  # a letter that no font has becomes a box
+        try:
+            yield
+        finally:
+            log.setLevel(level)
 
 
 class _Drawing:
