@@ -1,6 +1,6 @@
 """AdaSim: adaptive similarity bootstrapping for self-distillation (ICCV 2023).
 
-The names most people need, loaded when first used so that `adasim.neighbors` needs torch alone:
+The names most people need, loaded when first used so that `adasim.neighbors` needs torch and numpy alone:
 
     adasim.NeighborMemory          the neighbour memory, for a training loop of your own
     adasim.PairSampler             image and partner ids for a DataLoader, beside

@@ -149,8 +149,9 @@ class NeighborsConfig:
     cache: Literal["auto", "float32", "float16"] = "auto"
     """Type of the feature cache; `auto` is float16 on an accelerator and float32 on a CPU."""
     watch: bool = False
-    """Keep the memory beside pairs that do not need it (standard, oracle), to log the same neighbour metrics as a run
-    with AdaSim pairs. It changes nothing that is learnt, and costs the memory's room and time."""
+    """Keep the memory beside pairs that do not need it (standard, oracle), and lists beside confident pairs, to log
+    the same neighbour metrics as a run with AdaSim pairs. It changes nothing that is learnt, and costs the memory's
+    room and time."""
     oracle_p: float = 0.5
     """Pairs `oracle` only: probability of a standard pair at the last epoch (falls linearly from 1)."""
 
@@ -244,8 +245,8 @@ class Config:
     """Which method: `dino`, `simsiam`, `nnclr`, or one from a plug-in."""
     pairs: str = "adasim"
     """Who is whose partner: itself (`standard`), always the best other image (`nearest`: +NN), a draw from p_win
-    (`adasim`), the nearest other image of those that are surest of theirs (`confident`, ours), one of the same class
-    (`oracle`), or as a plug-in has it."""
+    (`adasim`), another image where the two are most alike (`confident`, ours), one of the same class (`oracle`), or
+    as a plug-in has it."""
     epochs: int = 100
     """Passes over the data."""
     batch_size: int = 256

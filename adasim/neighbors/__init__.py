@@ -1,4 +1,4 @@
-"""The heart of AdaSim: exact search, the neighbour memory and the pair policies. Imports torch alone."""
+"""The heart of AdaSim: exact search, the neighbour memory and the pair policies. Imports torch and numpy alone."""
 
 from adasim.neighbors.confident import Confident, ConfidentSettings
 from adasim.neighbors.feeding import PairDataset, PairSampler

@@ -2,8 +2,8 @@
 
 Images are compared by running-mean features (`MeanFeatures`): s_ij is their centred cosine. In epoch e, the share
 q(e) of images that are most similar to their nearest other one have a partner: that one, or one drawn among the
-nearest few that are at least as similar as the least similar of those pairs. All others have standard pairs. Few
-partners of the right class help; many of mixed classes hurt.
+nearest few that are at least as similar as the least similar of those pairs. All others have standard pairs:
+partners are of the right class more often the fewer are used (docs/results.md).
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def fewshot_table(results: Results) -> str:
 def segmentation_table(results: Results) -> str:
     rows = []
     for (method, arm), lines in results.transfer().items():
-        if arm in (*ARMS, "confident"):
+        if arm in (*ARMS, "confident", "oracle:p=0.5"):
             paper = published.SEGMENTATION.get(method, {})
             cell = paper_figure(paper, arm) if arm in paper else ""
             rows.append([METHOD_NAMES[method], arm_name(arm), cell, str(len(lines))])
@@ -231,11 +231,15 @@ def effort(results: Results) -> str:
     lines = list(results.cells.values())
     hours = sum(line["cpu_seconds"] for line in lines) / 3600
     resumed = sum(line["resumed"] for line in lines)
-    before = f", beside what {resumed} of them used before they were interrupted" if resumed else ""
+    before = (
+        f" {resumed} of them went on after a break; what they used before it is not counted."
+        if resumed
+        else ""
+    )
     dates = sorted({line["date"] for line in lines})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    cpu = f"{hours:.1f} hours of CPU time in all{before}"
-    return f"{len(lines)} runs on one core each, {cpu} ({when}), torch {lines[0]['torch']}."
+    cpu = f"{hours:.1f} hours of CPU time in all"
+    return f"{len(lines)} runs on one core each, {cpu} ({when}), torch {lines[0]['torch']}.{before}"
 
 
 def joined(lines: list[dict[str, Any]]) -> str:
