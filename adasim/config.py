@@ -343,7 +343,8 @@ class Config:
         METHODS[self.method].check(self)
         if not policy.draws_from_memory and not self.neighbors.watch:
             return
-        if self.neighbors.k > num_images:
+        policy.check_own(self.pair_settings, self.epochs)
+        if self.neighbors.k > num_images and (policy.reads_lists or self.neighbors.watch):
             raise UserError(
                 f"neighbors.k={self.neighbors.k} is more than the {num_images} images of {self.data.source}. "
                 f"Lower --neighbors.k."

@@ -18,6 +18,7 @@ from adasim.errors import UserError
 from adasim.models import build_backbone
 from adasim.plan import Plan
 from adasim.ranks.processes import Distributed
+from adasim.registry import PAIRS
 from adasim.train.footprint import Footprint
 from adasim.train.micro import ROOM, choose_micro_batches, free_bytes
 from adasim.train.progress import duration
@@ -83,9 +84,11 @@ def lines(
         if options["lists"]:
             held += plan.history_bytes + plan.int8_bytes
             sizes = f"w = {options['window']}, K = {options['k']}"
-            told = f"{scaled(held, 'B')}; partners are drawn from epoch {options['window'] + 1} on"
         else:
-            sizes, told = "a running mean of each image's features", scaled(held, "B")
+            sizes = "a running mean of each image's features"
+        told, policy = scaled(held, "B"), PAIRS[config.pairs]
+        if policy.draws_from_memory and policy.reads_lists:
+            told += f"; partners are drawn from epoch {options['window'] + 1} on"
         found.append(("neighbours", sizes, told))
         disk += means
         disk += plan.checkpoint_bytes

@@ -199,6 +199,9 @@ def test_a_resume_from_another_folder_says_where_the_run_was_started(
         assert "with --data." in message
     main(["pretrain", "--resume", "../run", "--data", "../images", "--no-curves"])
     assert "is complete" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path / "run")
+    main(["pretrain", "--resume", ".", "--data", "../images", "--no-curves"])
+    assert "is complete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -257,11 +260,15 @@ def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_ne
 
 
 @pytest.mark.slow
-def test_a_pair_policy_has_options_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_a_pair_policy_has_options_of_its_own(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     options = ["--pairs", "confident", "--confident.share", "0.5", "--confident.start=1", "--device", "cpu"]
     main(["pretrain", "desk-resnet", "--data", str(folder), *TINY, *options, "--out", str(run)])
     saved = json.loads((run / "config.json").read_text())
+    late = refusal(["pretrain", "desk-resnet", "--data", str(folder), *TINY, "--pairs", "confident"], capsys)
+    assert "confident.start=5 leaves none of the" in late
     assert saved["confident"] == {"share": 0.5, "share_end": None, "start": 1, "partners": 1, "decay": 0.8}
     main(["pretrain", "--resume", str(run), "--epochs", "4", "--no-curves"])
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])

@@ -125,18 +125,40 @@ def test_a_cell_that_has_a_result_or_is_not_known_is_told(
     for wrong, what in (
         ("dinosaur/nearest/0", "no method dinosaur"),
         ("dino/adasin:k=3/0", "no pairs adasin"),
+        ("dino/confident:shares=0.3/0", "have no shares"),
+        ("dino/oracle:oracle_p=0/0", "have no oracle_p"),
     ):
         with pytest.raises(SystemExit, match=what):
             call(wrong)
+
+
+def test_of_a_cell_that_two_tables_have_the_newest_line_counts(paper: Any, tmp_path: Path) -> None:
+    line = {"method": "simsiam", "arm": "standard", "seed": 0, "curves": {}}
+    (tmp_path / "policies.jsonl").write_text(json.dumps(line | {"date": "2026-01-01", "knn": 1.0}))
+    (tmp_path / "main.jsonl").write_text(json.dumps(line | {"date": "2026-01-02", "knn": 2.0}))
+    assert [found["knn"] for found in paper("results").Results(tmp_path).seeds("simsiam", "standard")] == [
+        2.0
+    ]
+
+
+def test_a_folder_of_runs_keeps_to_its_images(paper: Any, tmp_path: Path) -> None:
+    (tmp_path / "bench.npz").touch()
+    (tmp_path / "bench.source").write_text("cifar10")
+    assert paper("cell").prepare(tmp_path / "cifar10", tmp_path) == tmp_path / "bench.npz"
+    with pytest.raises(SystemExit, match="images of cifar10, not of flowers"):
+        paper("cell").prepare(tmp_path / "flowers", tmp_path)
 
 
 def test_commands_at_the_papers_scale_are_understood(
     paper: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     imagenet = paper("imagenet")
-    for cell in {cell for cells in imagenet.TABLES.values() for cell in cells}:
+    own = paper("tables").Cell("dino-vit", "confident:share=0.3,share_end=0.4", 0)
+    for cell in {own, *(cell for cells in imagenet.TABLES.values() for cell in cells)}:
         train, *measures = imagenet.commands(cell, tmp_path / "nowhere", tmp_path / "run", launch="")
         assert f"No such folder: {tmp_path}/nowhere" in refusal(train, capsys)
+        again = imagenet.commands(cell, tmp_path / "nowhere", tmp_path / "run", launch="", anew=True)[0]
+        assert "--overwrite" in again
         for measure in measures:
             assert str(tmp_path) in refusal(measure[measure.index("eval") :], capsys)
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from adasim import photos
 from adasim.cli.main import main
-from adasim.cli.pretrain import shortened
+from adasim.cli.pretrain import agreed, shortened
 from adasim.config import Config
 from adasim.data import ImageSet
 from adasim.errors import UserError
@@ -102,6 +102,33 @@ def test_the_proposed_run_runs(
     assert run.config.epochs == 8  # 90 % of 3.6 s at 100 images/s
     assert run.config.seed == 3  # any option changes the proposal
     assert run.metrics[-1]["epoch"] == run.config.epochs - 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--method", "dino", "--dino.out-dim", "64"], ["--pairs", "confident", "--confident.start", "1"]],
+)
+def test_method_and_pairs_may_be_others(
+    options: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(photos, "time_steps", of_known_speed)
+    out = tmp_path / "run"
+    asked = ["--data", str(folder), "--out", str(out), "--hours", "0.0005", "--yes", "--no-curves"]
+    main(["pretrain", "photos", *asked, *options])
+    assert getattr(load_run(out).config, options[0].strip("-")) == options[1]
+
+
+def _say(answer: str, question: str) -> str:
+    return answer
+
+
+def test_the_end_of_input_is_a_no() -> None:
+    def ended(question: str) -> str:
+        raise EOFError
+
+    assert not agreed(ended)
+    for answer, expected in (("", True), (" Y ", True), ("yes", True), ("n", False), ("later", False)):
+        assert agreed(partial(_say, answer)) is expected
 
 
 def test_it_asks_and_without_a_terminal_says_so(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,8 +83,13 @@ def configured(recipe: str, options: Sequence[str], program: str) -> Any:
 
 
 def starting_point(recipe: str, options: Sequence[str]) -> Any:
-    """The recipe's own arguments, where options decide which others there are: method, pairs, epochs."""
-    config = get_recipe(recipe)
+    """The recipe's own arguments."""
+    config = adapted(get_recipe(recipe), options)
+    return with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
+
+
+def adapted(config: Config, options: Sequence[str]) -> Config:
+    """The configuration with those options that decide which others there are: method, pairs, epochs."""
     for epochs in option_values(options, "--epochs")[-1:]:
         config = shortened(config, epochs)
     for method in option_values(options, "--method")[-1:]:
@@ -92,7 +97,7 @@ def starting_point(recipe: str, options: Sequence[str]) -> Any:
     for pairs in option_values(options, "--pairs")[-1:]:
         if pairs in PAIRS:  # an unknown one is refused when the option is read
             config = replace(config, pairs=pairs, pair_settings=None)
-    return with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
+    return config
 
 
 @dataclass(kw_only=True)
@@ -132,14 +137,23 @@ def photos(arguments: Sequence[str]) -> None:
     proposal = propose(
         own.data, own.hours, device=own.device, say=lambda text: console.print(text, soft_wrap=True)
     )
-    default = with_settings(PretrainArguments, proposal.config)(out=own.out, config=proposal.config)
+    config = adapted(proposal.config, rest)
+    default = with_settings(PretrainArguments, config)(out=own.out, config=config)
     parsed = parse(default, rest, "adasim pretrain photos", None)
     console.print()
     show(proposal.reasons, console)
-    if not own.yes and console.input("\nStart? [Y/n] ").strip().lower() not in ("", "y", "yes"):
+    if not own.yes and not agreed(console.input):
         return
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)
     finish(parsed.out, parsed.curves)
+
+
+def agreed(ask: Callable[[str], str]) -> bool:
+    """Whether the answer is yes, or just Enter; Ctrl-D is a no."""
+    try:
+        return ask("\nStart? [Y/n] ").strip().lower() in ("", "y", "yes")
+    except EOFError:
+        return False
 
 
 def shortened(config: Config, epochs: str) -> Config:
@@ -169,9 +183,10 @@ def resume(arguments: Sequence[str]) -> None:
 
     if "--overwrite" in arguments:
         raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
-    out = Path(option_values(arguments, "--resume")[0])
-    if not out.name or out.name.startswith("--"):
+    named = option_values(arguments, "--resume")[0]
+    if not named or named.startswith("--"):
         raise UserError("--resume needs the folder of a run.")
+    out = Path(named)
     found = RunFolder.open(out, lock=False)
     default = with_settings(ResumeArguments, found.config)(resume=out, config=found.config)
     parsed = parse(default, arguments, "adasim pretrain", None)

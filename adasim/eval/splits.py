@@ -162,15 +162,20 @@ def match_classes(labels: Tensor, classes: list[str], known: list[str]) -> Tenso
     """Labels that number `classes`, renumbered by `known`, where the class of that name stands.
 
     Two folders number their classes each for itself: 3 here need not be 3 there. A name that is not in `known`
-    becomes -1.
+    becomes -1, and -1, no label, stays so.
     """
     number = {name: i for i, name in enumerate(known)}
-    table = torch.tensor([number.get(name, -1) for name in classes], dtype=torch.int64)
-    return table[labels]
+    table = torch.tensor([*(number.get(name, -1) for name in classes), -1], dtype=torch.int64)
+    return table[labels]  # the last entry is that of -1
 
 
 def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Tensor:
     """The test images' labels in the training set's numbering; a class that training never shows is refused."""
+    if missing := int((labels < 0).sum()):
+        raise UserError(
+            f"{missing:,} of the {len(labels):,} test images of {split.test.name} have no label. Name labelled ones "
+            f"with --test."
+        )
     matched = match_classes(labels, split.test.classes, split.train.classes)
     unseen = labels[~torch.isin(matched, train_labels)].unique().tolist()
     if unseen:

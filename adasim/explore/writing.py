@@ -24,7 +24,7 @@ from adasim.explore.findings import Findings, Table
 from adasim.explore.labels import LabelMass
 from adasim.explore.looks import COLUMNS, Looks
 from adasim.explore.support import Support
-from adasim.files import atomic_write
+from adasim.files import TEMPORARY, atomic_write, remove_leftovers
 from adasim.spreadsheet import to_csv
 from adasim.terminal import printable
 
@@ -86,7 +86,11 @@ def check_page(page: Path, overwrite: bool) -> None:
     if page.exists() and not (page.is_file() and _MARK in _beginning(page)):
         raise UserError(f"{page} is no page of adasim explore, and is not replaced. Choose another --out.")
     if folder.exists():
-        strange = [path.name for path in folder.iterdir() if not _SHEET.fullmatch(path.name)]
+        strange = [
+            path.name
+            for path in folder.iterdir()
+            if not _SHEET.fullmatch(path.name) and not path.name.endswith(TEMPORARY)
+        ]
         if strange:
             raise UserError(f"{folder} also holds {strange[0]}, and is not replaced. Choose another --out.")
 
@@ -102,7 +106,8 @@ def write_page(page: Path, found: Exploration, *, inline_bytes: int = INLINE_BYT
         for number, sheet in enumerate(sheets):
             atomic_write(folder / _sheet_name(number), sheet)
     atomic_write(page, html if beside else render(found, page, sheets))
-    # What an earlier page had beside it goes last.
+    # What an earlier page had beside it, or a killed command left, goes last.
+    remove_leftovers(folder)
     needed = {_sheet_name(number) for number in range(len(sheets) if beside else 0)}
     for path in folder.iterdir() if folder.is_dir() else ():
         if _SHEET.fullmatch(path.name) and path.name not in needed:

@@ -68,6 +68,14 @@ class Confident(PairPolicy):
         return cls(context.memory, context.own or ConfidentSettings(), context.epochs, context.seed)
 
     @classmethod
+    def check_own(cls, own: ConfidentSettings, epochs: int) -> None:
+        if own.start >= epochs:
+            raise UserError(
+                f"confident.start={own.start} leaves none of the {epochs} epochs with partners. "
+                f"Lower --confident.start or raise --epochs."
+            )
+
+    @classmethod
     def window(cls, settings: Any) -> int:
         return 1
 
@@ -115,6 +123,7 @@ def surest(others: Tensor, similarities: Tensor, share: float, u: Tensor) -> Ten
     """
     partners = torch.arange(len(others))
     chosen = similarities[:, 0].argsort(descending=True, stable=True)[: round(share * len(others))]
+    chosen = chosen[similarities[chosen, 0] > -torch.inf]  # an image without a match has no partner
     if len(chosen):
         enough = similarities[chosen] >= similarities[chosen[-1], 0]  # (n, P); the first of each is
         drawn = (u[chosen] * enough.sum(1)).long()

@@ -60,6 +60,11 @@ class PairPolicy(ABC):
         return
 
     @classmethod
+    def check_own(cls, own: Any, epochs: int) -> None:
+        """Refuse settings of its own that make no sense in so many epochs, with a `UserError`."""
+        return
+
+    @classmethod
     def window(cls, settings: Any) -> int:
         """How many epochs of lists the memory keeps for it."""
         return settings.window
@@ -169,6 +174,8 @@ class Oracle(PairPolicy):
         return cls(context.labels, context.epochs, context.settings.oracle_p, context.seed)
 
     def __post_init__(self) -> None:
+        if missing := int((self.labels < 0).sum()):
+            raise UserError(f"pairs=oracle needs a label for each image, and {missing:,} have none.")
         self._by_class = self.labels.argsort(stable=True)
         sizes = torch.bincount(self.labels)
         self._size = sizes[self.labels]

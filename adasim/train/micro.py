@@ -23,6 +23,7 @@ from adasim.methods import Step, build_method
 from adasim.methods.base import feature_spread
 from adasim.ranks.devices import autocast
 from adasim.ranks.processes import Distributed, Runner
+from adasim.registry import PAIRS
 from adasim.train.footprint import Footprint
 from adasim.train.state import TrainState
 from adasim.units import scaled
@@ -168,7 +169,7 @@ def _bytes_of_views(config: Config, images: int) -> int:
 
 
 def _check_timing(config: Config, count: int) -> None:
-    if count > 1 and config.neighbors.timing == "current":
+    if count > 1 and config.neighbors.timing == "current" and PAIRS[config.pairs].draws_from_memory:
         raise UserError(
             "neighbors.timing=current draws partners after a whole batch's forward pass, so it cannot be done in "
             "micro-batches. Use a smaller --batch-size, or --neighbors.timing previous."

@@ -23,7 +23,21 @@ def build_optimizer(method: Method, config: Config) -> torch.optim.Optimizer:
     fused = all(p.device.type == "cpu" for group in groups for p in group["params"]) or None
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=1e-8, fused=fused)
-    return torch.optim.SGD(groups, lr=lr, momentum=0.9, fused=fused)
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, fused=fused)
+    if fused:
+        optimizer.register_step_pre_hook(_begin_momentum)
+    return optimizer
+
+
+def _begin_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Give weights that learn for the first time, as DINO's last layer after its frozen epochs, a momentum of zero.
+
+    torch's fused SGD takes it for granted that all weights have begun together.
+    """
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if weight.grad is not None and optimizer.state[weight].get("momentum_buffer") is None:
+                optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
 
 def set_schedules(optimizer: torch.optim.Optimizer, config: Config, step: int, steps_per_epoch: int) -> None:

@@ -181,7 +181,7 @@ def _write_listing(file: BinaryIO, found: Embedding) -> None:
 
 def _class_names(found: Embedding) -> list[str]:
     assert found.labels is not None
-    return [found.classes[label] for label in found.labels.tolist()]
+    return [found.classes[label] if label >= 0 else "" for label in found.labels.tolist()]
 
 
 def _quoted(text: str) -> str:

@@ -13,6 +13,7 @@ benchmarks/paper/results/TABLE.jsonl.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from adasim.registry import PAIRS
 from . import imagenet
 from .cell import RESULTS, done, run_cell
 from .results import Results, figure_of, gain_of
-from .settings import METHODS
+from .settings import METHODS, build
 from .tables import TABLES, Cell
 
 
@@ -57,19 +58,29 @@ def main() -> None:
             sys.exit(f"--cell {cell}: there is no method {cell.method}, only {', '.join(methods)}.")
         if (pairs := cell.arm.partition(":")[0]) not in PAIRS:
             sys.exit(f"--cell {cell}: there are no pairs {pairs}, only {', '.join(PAIRS.names())}.")
+        if not at_paper_scale:
+            build(*cell)  # refuses settings that the pairs do not have
     results = args.results / "imagenet" if at_paper_scale else args.results
     if args.data is not None:
         if not (args.data / "train").is_dir():
             sys.exit(f"{args.data} has no folder train. See docs/benchmarks.md.")
+        failed = []
         for cell in args.cell or cells:
-            if not args.again and cell in done(results / f"{args.table}.jsonl"):
+            known = cell in done(results / f"{args.table}.jsonl")
+            if known and not args.again:
                 if args.cell:
                     print(f"{cell} has a result already; --again runs it once more.")
                 continue
             if at_paper_scale:
-                imagenet.run_cell(args.table, cell, args.data, args.runs / "imagenet", results, args.launch)
+                runs = args.runs / "imagenet"
+                try:
+                    imagenet.run_cell(args.table, cell, args.data, runs, results, args.launch, anew=known)
+                except subprocess.CalledProcessError as error:
+                    failed.append(f"{cell} (exit code {error.returncode})")
             else:
                 run_cell(args.table, cell, args.data, args.runs, results)
+        if failed:
+            sys.exit(f"No result of {', '.join(failed)}.")
     show(Results(results), cells)
 
 

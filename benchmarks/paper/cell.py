@@ -19,6 +19,7 @@ import torch
 
 import adasim
 from adasim.data import open_images
+from adasim.files import atomic_write
 from adasim.runs.metrics import read_metrics
 from adasim.train.loop import NonFiniteLossError
 
@@ -46,7 +47,11 @@ CURVES = {
 def prepare(data: Path, runs: Path) -> Path:
     """The first images of each class as files of arrays, made once: `bench.npz` (training and test images), and
     `train.npz`, of which a fifth is held out wherever something is selected."""
-    bench = runs / "bench.npz"
+    bench, source = runs / "bench.npz", runs / "bench.source"
+    if bench.exists() and source.exists() and source.read_text() != data.name:
+        raise SystemExit(
+            f"{bench} holds images of {source.read_text()}, not of {data.name}. Name another --runs."
+        )
     if not bench.exists():
         arrays: dict[str, Any] = {}
         for split in ("train", "test"):
@@ -60,14 +65,18 @@ def prepare(data: Path, runs: Path) -> Path:
             arrays[f"x_{split}"] = np.stack([images.load(int(i)).numpy() for i in places])
             arrays[f"y_{split}"] = images.labels[places].numpy()
         runs.mkdir(parents=True, exist_ok=True)
+        source.write_text(data.name)
         for name, content in (
             ("train.npz", {"images": arrays["x_train"], "labels": arrays["y_train"]}),
             ("bench.npz", arrays),  # last: it says that both are whole
         ):
-            partial = runs / f"{os.getpid()}.{name}"
-            np.savez(partial, **content)
-            partial.rename(runs / name)
+            save_arrays(runs / name, **content)
     return bench
+
+
+def save_arrays(path: Path, **arrays: Any) -> None:
+    """An .npz file, whole or not at all."""
+    atomic_write(path, lambda file: np.savez(file, **arrays))
 
 
 def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> dict[str, Any]:
@@ -136,9 +145,13 @@ def curves(out: Path) -> dict[str, list[Any]]:
 def append(path: Path, line: dict[str, Any]) -> None:
     """One write to the end of the file: two cells that finish together do not mix."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    data = (json.dumps(line) + "\n").encode()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(file, (json.dumps(line) + "\n").encode())
+        size = os.fstat(file).st_size
+        if os.write(file, data) != len(data):
+            os.ftruncate(file, size)
+            raise OSError(f"{path}: the disk is full")
         os.fsync(file)
     finally:
         os.close(file)

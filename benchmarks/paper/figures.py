@@ -131,6 +131,8 @@ def _band(
     axis.plot(seeds.epochs, seeds.mean, color=colour, linestyle=style, label=label)
     if len(curves) > 1:
         axis.fill_between(seeds.epochs, seeds.low, seeds.high, color=colour, alpha=0.15, linewidth=0)
+    for curve in seeds.rest:  # of seeds that went on longer than another
+        axis.plot(list(curve), list(curve.values()), color=colour, linestyle=style, linewidth=1.2)
 
 
 def _save(figure: Any, path: Path) -> None:

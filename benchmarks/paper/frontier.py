@@ -46,6 +46,8 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, help="append everything as a line of JSON to this file")
     args = parser.parse_args()
+    if args.passes < 2:
+        parser.error("--passes must be at least 2: the first pass finds an empty cache")
     torch.set_num_threads(1)
     for plugin in args.plugin:
         load_plugin(plugin)
@@ -192,7 +194,7 @@ def _by_lists(memory: NeighborMemory) -> tuple[Tensor, Tensor]:
     own = torch.arange(memory.num_images)
     best = memory.best_other(own)
     named = torch.where(memory.history_ids == best[:, None, None], memory.history_similarities, 0.0)
-    return torch.where(best >= 0, best, own), named.sum((1, 2))
+    return torch.where(best >= 0, best, own), torch.where(best >= 0, named.sum((1, 2)), -torch.inf)
 
 
 def mean_features(passes: Passes, count: int, decay: float) -> MeanFeatures:

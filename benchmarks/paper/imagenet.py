@@ -29,8 +29,10 @@ TABLES: dict[str, list[Cell]] = {
 ADASIM = f"{shlex.quote(sys.executable)} -m adasim"
 
 
-def commands(cell: Cell, data: Path, out: Path, launch: str = ADASIM) -> list[list[str]]:
-    """Pretrain, or go on with it; then k-NN and linear, as published.
+def commands(
+    cell: Cell, data: Path, out: Path, launch: str = ADASIM, *, anew: bool = False
+) -> list[list[str]]:
+    """Pretrain, or go on with it unless `anew`; then k-NN and linear, as published.
 
     >>> one = Cell("dino-vit", "adasim:k=5", 0)
     >>> print(*commands(one, Path("in1k"), Path("out"), "torchrun -m adasim")[0])
@@ -38,21 +40,25 @@ def commands(cell: Cell, data: Path, out: Path, launch: str = ADASIM) -> list[li
     """
     pairs, _, changes = cell.arm.partition(":")
     train = ["pretrain", "--resume", str(out)]
-    if not (out / "config.json").exists():
+    if anew or not (out / "config.json").exists():
         train = ["pretrain", RECIPES[cell.method], "--data", str(data), "--out", str(out)]
         train += ["--seed", str(cell.seed), "--pairs", pairs]
+        train += ["--overwrite"] if anew else []
+        section = pairs if pairs == "confident" else "neighbors"
         for name, value in (change.split("=") for change in changes.split(",") if change):
-            train += [f"--neighbors.{'oracle-p' if name == 'p' else name}", value]
+            train += [f"--{section}.{'oracle-p' if name == 'p' else name.replace('_', '-')}", value]
     measures = [["eval", name, str(out), "--data", str(data)] for name in ("knn", "linear")]
     return [[*shlex.split(launch), *train], *([*shlex.split(ADASIM), *measure] for measure in measures)]
 
 
-def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path, launch: str) -> None:
-    """Run, or go on with, a cell; append its line to RESULTS/TABLE.jsonl."""
+def run_cell(
+    table: str, cell: Cell, data: Path, runs: Path, results: Path, launch: str, *, anew: bool
+) -> None:
+    """Run a cell, or go on with it unless `anew`; append its line to RESULTS/TABLE.jsonl."""
     out = folder_of(cell, runs)
     log = out.with_suffix(out.suffix + ".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    for command in commands(cell, data, out, launch):
+    for command in commands(cell, data, out, launch, anew=anew):
         print(shlex.join(command), flush=True)
         shown_and_kept(command, log)
     run = adasim.load_run(out)

@@ -17,9 +17,8 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.cells: dict[Cell, dict[str, Any]] = {}
-        for table in TABLES:
-            self.cells |= newest(self.lines(table))
+        lines = [line for table in TABLES for line in self.lines(table)]
+        self.cells = newest(sorted(lines, key=lambda line: line.get("date", "")))
 
     def lines(self, name: str) -> Lines:
         """All lines of a file, in their order."""
@@ -31,7 +30,8 @@ class Results:
 
     def arms(self, method: str, pairs: str) -> list[str]:
         """The arms of a pair policy that have been run, or are to be, with a method: itself first."""
-        known = {c.arm for cells in TABLES.values() for c in cells if c.method == method}
+        planned = [cell for cells in TABLES.values() for cell in cells]
+        known = {cell.arm for cell in (*self.cells, *planned) if cell.method == method}
         return sorted((arm for arm in known if arm.split(":")[0] == pairs), key=lambda arm: (":" in arm, arm))
 
     def transfer(self) -> dict[tuple[str, str], Lines]:

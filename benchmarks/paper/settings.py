@@ -7,7 +7,7 @@ to 21 minutes of one core. That is 39 steps an epoch, 7,800 in all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from adasim.config import Config
@@ -95,6 +95,9 @@ def build(method: str, arm: str, seed: int) -> Config:
     config.seed = seed
     pairs, _, changes = arm.partition(":")
     values = {name: float(value) for name, value in (c.split("=") for c in changes.split(",") if c)}
+    known = {"confident": {f.name for f in fields(ConfidentSettings)}, "oracle": {"p"}}
+    if strange := sorted(values.keys() - known.get(pairs, {"window", "k", "tau"})):
+        raise SystemExit(f"{method}/{arm}/{seed}: pairs {pairs} have no {strange[0]} that an arm may change.")
     own: Any = None
     if pairs == "confident":
         own = ConfidentSettings(

@@ -21,7 +21,7 @@ import adasim
 from adasim.data import open_images
 from adasim.runs.metrics import read_metrics
 
-from .cell import RESULTS, append, commit, done, folder_of
+from .cell import RESULTS, append, commit, done, folder_of, save_arrays
 from .tables import TABLES
 
 PATTERNS = "synthetic:3000"
@@ -35,13 +35,14 @@ def main() -> None:
     parser.add_argument("--fashion", type=Path, required=True, help="Fashion-MNIST, likewise")
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"), help="where run folders are kept")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are appended")
+    parser.add_argument("--again", action="store_true", help="also runs that have a line")
     args = parser.parse_args()
     torch.set_num_threads(1)
     targets = {"cifar10": test_images(args.data, args.runs), "fashion": test_images(args.fashion, args.runs)}
     results = args.results / "transfer.jsonl"
     for cell in sorted({cell for cells in TABLES.values() for cell in cells}):
         folder = folder_of(cell, args.runs)
-        if finished(folder) and cell not in done(results):
+        if finished(folder) and (args.again or cell not in done(results)):
             line = measure(folder, targets | {"patterns": PATTERNS})
             append(results, cell._asdict() | line)
             print(f"{cell!s:44}{line['fewshot']}  mIoU {line['segmentation']}", flush=True)
@@ -54,7 +55,8 @@ def test_images(data: Path, runs: Path) -> str:
         images = open_images(str(data), split="test")
         assert images.labels is not None
         pixels = np.stack([images.load(i).expand(3, -1, -1).numpy() for i in range(len(images))])
-        np.savez(file, images=pixels, labels=images.labels.numpy())
+        runs.mkdir(parents=True, exist_ok=True)
+        save_arrays(file, images=pixels, labels=images.labels.numpy())
     return str(file)
 
 

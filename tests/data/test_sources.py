@@ -121,6 +121,9 @@ def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path)
     assert data.labels.tolist() == [0, 1, 1, 0]
     assert data.classes == ["x", "y"]
     assert len(open_images(f"hf:{tmp_path / 'hf'}", split="test")) == 1
+    hidden = table.remove_columns("kind").add_column("kind", [-1] * len(table)).cast(features)
+    datasets.DatasetDict({"test": hidden, "validation": table}).save_to_disk(tmp_path / "hidden")
+    assert open_images(f"hf:{tmp_path / 'hidden'}", split="test").split == "validation"  # which has labels
     assert data.fingerprint() == open_images(f"hf:{tmp_path / 'hf'}").fingerprint()
     assert data.cache_key() == open_images(f"hf:{tmp_path / 'hf'}").cache_key()
     assert describe(data) == (

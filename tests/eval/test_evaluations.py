@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import adasim
 from adasim.cli.main import main
-from adasim.data import open_images
+from adasim.data import ArrayImages, open_images
 from adasim.errors import UserError
 from adasim.eval import protocols
 from adasim.eval.encoders import open_encoder
@@ -24,7 +24,7 @@ from adasim.eval.evaluations.linear import protocol_of
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import extract
 from adasim.eval.protocols.linear import LINEAR_PROTOCOLS, linear_probe
-from adasim.eval.splits import open_split
+from adasim.eval.splits import Split, match_classes, match_test_labels, open_split
 from adasim.registry import EVALUATIONS, METHODS, load_plugin
 
 MakeRun = Callable[..., Path]
@@ -292,3 +292,12 @@ def test_masks_and_labels_are_divided_by_one_function(tmp_path: Path) -> None:
         open_split(source, None, None, size=16)
     with pytest.raises(UserError, match="needs --train or --data"):
         open_split(None, None, source, size=16, masks=True)
+
+
+def test_a_missing_label_is_never_taken_for_the_last_class() -> None:
+    assert match_classes(torch.tensor([-1, 0, 1]), ["x", "y"], ["y", "z"]).tolist() == [-1, -1, 0]
+    labels = torch.tensor([0, 1, -1])
+    images = ArrayImages("few", torch.zeros(3, 3, 8, 8, dtype=torch.uint8), labels)
+    split = Split("few", images, images, torch.arange(3), torch.arange(3))
+    with pytest.raises(UserError, match="1 of the 3 test images of few have no label"):
+        match_test_labels(split, labels, torch.tensor([0, 1]))

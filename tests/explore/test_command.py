@@ -17,6 +17,7 @@ from helpers import fill, in_one_line, photos_of_patterns, refusal, small_disk
 
 from adasim.cli.main import main
 from adasim.explore.writing import as_json, write_page
+from adasim.files import TEMPORARY
 from adasim.spreadsheet import original, read_csv, safe, to_csv
 
 
@@ -122,6 +123,10 @@ def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
     main([*asked, "--out", str(page), "--csv", str(lists), "--overwrite"])
     assert page.read_bytes() == before  # the same images, the same page
     beside = photos / "page-sheets"
+    beside.mkdir()
+    (beside / f"sheet-00000.webp.1-ab{TEMPORARY}").touch()  # of a command that was killed
+    main([*asked, "--out", str(page), "--csv", str(lists), "--overwrite"])
+    assert not beside.exists()
     beside.mkdir()
     (beside / "holiday.jpg").touch()
     assert "holiday.jpg" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)

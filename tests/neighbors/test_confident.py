@@ -9,6 +9,7 @@ from adasim.config import Config, NeighborsConfig
 from adasim.errors import UserError
 from adasim.neighbors import Confident, ConfidentSettings, MeanFeatures, NeighborMemory, PairContext
 from adasim.neighbors import means as means_module
+from adasim.neighbors.confident import surest
 
 
 def epochs_of_features(n: int, dim: int, epochs: int) -> list[tuple[Tensor, Tensor]]:
@@ -127,6 +128,14 @@ def test_a_partner_is_drawn_among_the_nearest_that_are_similar_enough() -> None:
     policy = Confident(memory, settings, epochs=9, seed=1)
     assert torch.equal(policy.partners(4, some), policy.partners(4)[some])
     assert not torch.equal(policy.partners(4), policy.partners(5))  # of the same means
+
+
+def test_an_image_without_a_match_has_no_partner_and_lowers_no_threshold() -> None:
+    others = torch.tensor([[1, 2], [0, 2], [0, 1], [3, 3]])
+    similarities = torch.tensor([[0.9, 0.2], [0.9, 0.1], [0.8, 0.7], [-torch.inf, -torch.inf]])
+    for u in (0.0, 0.6, 0.99):
+        partners = surest(others, similarities, 1.0, torch.full((4,), u))
+        assert partners.tolist() == [1, 0, 0, 3]  # 0.8 is the least of the nearest, and no second reaches it
 
 
 def test_the_share_grows_linearly_to_the_last_epoch() -> None:

@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from adasim.errors import UserError
 from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, Standard
 
 
@@ -52,3 +54,8 @@ def test_oracle_draws_every_member_of_a_class_alike() -> None:
         counts[oracle.partners(1, torch.tensor([0]))] += 1  # epoch 1 of 1: q = p
     assert counts[1] == counts[4] == 0
     assert (counts[[0, 2, 3]] / 3000 - 1 / 3).abs().max() < 0.04
+
+
+def test_oracle_refuses_images_without_a_label() -> None:
+    with pytest.raises(UserError, match="2 have none"):
+        Oracle(torch.tensor([0, -1, 1, -1]), epochs=2, p=0.0, seed=0)

@@ -171,6 +171,8 @@ def test_impossible_sizes_are_refused(small: Small) -> None:
         replace(small(), micro_batch=0)
     with pytest.raises(UserError, match=r"timing=current"):
         choose_micro_batches(small(micro_batch=4, neighbors__timing="current"), ALONE, 1e12)
+    apart = replace(small(micro_batch=4, neighbors__timing="current"), pairs="standard")
+    assert choose_micro_batches(apart, ALONE, 1e12)[0] == 4  # nothing is drawn
     with pytest.raises(UserError, match=r"batch norm nothing to compare"):
         choose_micro_batches(replace(get_recipe("desk-resnet"), micro_batch=1), ALONE, 1e12)
 

@@ -152,3 +152,24 @@ def test_adamw_takes_the_steps_of_its_equations():
         x = x - 0.01 * 0.3 * x - 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
         optimizer.step()
     torch.testing.assert_close(weight.detach().double(), x, rtol=1e-5, atol=1e-6)
+
+
+def test_sgd_takes_the_steps_of_its_equations_also_where_a_weight_begins_to_learn_later():
+    """As DINO's last layer: v <- 0.9 v + g + decay x, x <- x - lr v, from v = 0 at the weight's first gradient."""
+    config = get_recipe("desk-resnet")
+    optimizer = build_optimizer(build_method(config, 32, 1), config)
+    group = optimizer.param_groups[0]
+    group["lr"], group["weight_decay"] = 0.01, 0.3
+    early, late = group["params"][:2]
+    x = {p: p.detach().double().clone() for p in (early, late)}
+    v = dict.fromkeys(x, 0.0)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(6):
+        late.grad = None
+        for p in (early, late) if t >= 3 else (early,):
+            p.grad = torch.randn(p.shape, generator=generator)
+            v[p] = 0.9 * v[p] + p.grad.double() + 0.3 * x[p]
+            x[p] = x[p] - 0.01 * v[p]
+        optimizer.step()
+    for p in (early, late):
+        torch.testing.assert_close(p.detach().double(), x[p], rtol=1e-5, atol=1e-6)

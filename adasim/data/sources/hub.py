@@ -78,6 +78,14 @@ class HuggingFaceImages(ImageSet):
         return hash_bytes(f"{self.fingerprint()} {marks}".encode())
 
 
+def _is_labelled(rows: Any) -> bool:
+    """Whether the first rows have labels: -1 stands for a hidden one."""
+    import datasets
+
+    columns = [c for c, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)][:1]
+    return any(label >= 0 for c in columns for label in rows.select_columns(columns)[:100][c])
+
+
 @SOURCES.register("hf")
 def open_hub(name: str, *, size: int, split: str, seed: int) -> ImageSet:
     """`hf:NAME`, a data set of the Hugging Face hub, or `hf:FOLDER`, one that was saved to disk."""
@@ -92,7 +100,9 @@ def open_hub(name: str, *, size: int, split: str, seed: int) -> ImageSet:
     part, others = "", {}
     if isinstance(opened, datasets.DatasetDict):
         wanted = ("train",) if split == "train" else ("test", "validation", "valid", "val")
-        key = next((k for k in wanted if k in opened), None)
+        there = [k for k in wanted if k in opened]
+        # Public data sets often hide the labels of `test`, and hold labelled images beside it.
+        key = next((k for k in there if _is_labelled(opened[k])), there[0] if there else None)
         if key is None:
             raise UserError(f"hf:{name} has no {split} split, only {', '.join(opened)}.")
         others = {k: len(rows) for k, rows in opened.items() if k != key}
