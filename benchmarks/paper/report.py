@@ -19,6 +19,7 @@ from . import figures, published
 from .cell import RESULTS
 from .names import METHOD_NAMES, arm_name
 from .results import Results, figure_of, gain_of
+from .weighing import FITTED, weigh
 
 ROOT = Path(__file__).parents[2]
 TEXTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
@@ -80,6 +81,7 @@ def blocks(results: Results) -> dict[str, str]:
         "contrast": arm_table(results, contrast, {}),
         "weak": arm_table(results, weak, {}),
         "policies": arm_table(results, policies, {}),
+        "weighing": weighing_table(results),
         "sureness": sureness_table(results),
         "collapse": collapse_list(results),
         "effort": effort(results),
@@ -140,6 +142,23 @@ def frontier_table(results: Results) -> str:
                 shares = [percent(row[name]) for name in ("gate", "bootstrapped", "precision")]
                 rows.append([run, str(row["w"]), str(row["K"]), f"{row['tau']:g}", *shares])
     return markdown(["encoder", "w", "K", "tau", "gate open", "joined", "of the same class"], rows)
+
+
+def weighing_table(results: Results) -> str:
+    """What right and wrong partners are worth to SimSiam, and which arms keep to it."""
+    found = weigh(results, "simsiam", [*FITTED, *results.arms("simsiam", "confident")])
+    if found is None:
+        return "Too few runs so far."
+    rule, rows = found
+    sentence = (
+        f"gain = {rule.a:.0f} x right - {rule.b:.0f} x wrong: partners help if more than {rule.break_even:.0%} of "
+        f"them are of the image's class."
+    )
+    body = []
+    for row in rows:
+        gains = [f"{row.gain:+.1f}", f"{row.expected:+.1f}", "yes" if row.fitted else "no"]
+        body.append([arm_name(row.arm), percent(row.right), percent(row.wrong), *gains])
+    return sentence + "\n\n" + markdown(["pairs", "right", "wrong", "gain", "by the rule", "fitted"], body)
 
 
 def sureness_table(results: Results) -> str:
