@@ -2,8 +2,8 @@
 
     gain = a * right - b * wrong
 
-*Right* and *wrong* are the shares of all pairs, in the last epoch, that join two images of one class, or of two. a and
-b are fitted by least squares to the runs of the paper's own arms; ours are then compared with what the rule says.
+*Right* and *wrong* are the shares of all pairs, in the last epoch, that join two images of one class, or of two. a
+and b are fitted by least squares to the runs of the paper's own arms; ours are then compared with the rule.
 """
 
 from __future__ import annotations
