@@ -88,6 +88,7 @@ class ViewsConfig:
         check_fields(self, "views.")
         at_least("views.size", self.size, 8)
         at_least("views.local_crops", self.local_crops, 0)
+        at_least("views.local_size", self.local_size, 8)
         for name in ("scale", "local_scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -154,7 +155,15 @@ def batches(
         num_workers=workers,
         collate_fn=_stack,
         generator=torch.Generator(),  # else it would draw from the training loop's
+        worker_init_fn=_leave_signals_to_the_parent,
     )
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """A signal to the whole group of processes is the parent's to answer: a worker that died of it would be an error
+    there before anything is saved."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _stack(items: list[_Item]) -> _Batch:

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adasim.config import ModelConfig, OptimConfig
+from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.errors import UserError
 from adasim.fields import at_least, between, check_fields
 from adasim.methods.base import EncodedView, Method, Step, decay_groups, feature_spread
 from adasim.models import Backbone, DinoHead, build_backbone
+from adasim.models.backbones import check_patches
 from adasim.ranks.exchange import mean_over_ranks
 from adasim.registry import METHODS
 from adasim.schedules import cosine
@@ -102,6 +103,12 @@ class Dino(Method):
         self._mean_logits: list[
             Tensor
         ] = []  # of each micro-batch; they wait until the step is known to be sound
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        if config.views.local_crops:
+            check_patches(config.model, "views.local_size", config.views.local_size)
 
     @property
     def eval_encoder(self) -> Backbone:

@@ -139,15 +139,20 @@ def edit_stem(net: Any, stem: str | None, channels: int) -> None:
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
 
 
+def check_patches(config: ModelConfig, name: str, size: int) -> None:
+    """Refuse views, called `name` in the configuration, that a ViT's patches do not divide."""
+    if config.name in _VITS and size % config.patch_size:
+        raise UserError(
+            f"model.patch_size={config.patch_size} does not divide {name}={size}. "
+            f"Choose --model.patch-size or --{name.replace('_', '-')} so that it does."
+        )
+
+
 def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, Any]:
     """The spec of `config`'s encoder, without the width that only the built model knows."""
     name, stem = config.name, None
     if name in _VITS:
-        if image_size % config.patch_size:
-            raise UserError(
-                f"model.patch_size={config.patch_size} does not divide views.size={image_size}. "
-                f"Choose --model.patch-size or --views.size so that it does."
-            )
+        check_patches(config, "views.size", image_size)
         timm_name, kwargs = _VITS[name]
         kwargs = kwargs | {"patch_size": config.patch_size, "img_size": image_size, "dynamic_img_size": True}
     elif name in _RESNETS:

@@ -127,4 +127,4 @@ class EvalTransform:
                 f"Images are {images.dtype} of shape {tuple(images.shape)}; give uint8 with 1 or 3 channels."
             )
         mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (self.mean, self.std))
-        return (images.float().div_(255) - mean).div_(std).expand(*images.shape[:-3], 3, -1, -1)
+        return ((images.float().div_(255) - mean) / std).expand(*images.shape[:-3], 3, -1, -1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adasim.errors import UserError
-from adasim.fields import at_least, between
+from adasim.fields import at_least, between, check_fields
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import PairContext, PairPolicy
 from adasim.registry import PAIRS
@@ -38,6 +38,7 @@ class ConfidentSettings:
     """Weight of an image's mean feature so far when an epoch adds to it: 0.8 averages over about five epochs."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "confident.")
         between("confident.share", self.share, 0, 1)
         if self.share_end is not None:
             between("confident.share_end", self.share_end, 0, 1)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_nothing_travels = False
+
+
+@contextmanager
+def without_others() -> Iterator[None]:
+    """In the block this process is alone: for tensors that have a shape but no storage, which cannot travel."""
+    global _nothing_travels
+    before, _nothing_travels = _nothing_travels, True
+    try:
+        yield
+    finally:
+        _nothing_travels = before
+
+
+def _is_alone() -> bool:
+    return _nothing_travels or not (dist.is_available() and dist.is_initialized())
 
 
 class Exchange:
@@ -17,7 +35,7 @@ class Exchange:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        alone = not (dist.is_available() and dist.is_initialized())
+        alone = _is_alone()
         self.group = group
         self.rank = 0 if alone else dist.get_rank(group)
         self.world = 1 if alone else dist.get_world_size(group)
@@ -66,7 +84,7 @@ class Exchange:
 
 def mean_over_ranks(x: Tensor) -> Tensor:
     """The mean of all ranks' tensors, the same on all; alone, the tensor itself."""
-    if dist.is_available() and dist.is_initialized():
+    if not _is_alone():
         dist.all_reduce(x)
         x = x / dist.get_world_size()
     return x
@@ -77,7 +95,7 @@ def gather_with_gradient(x: Tensor) -> Tensor:
 
     Every rank's loss depends on every rank's part, so the gradient of a part is the sum of all ranks' gradients.
     """
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if not _is_alone() and dist.get_world_size() > 1:
         return _Gather.apply(x)
     return x
 

@@ -108,7 +108,17 @@ class Distributed:
         if place.address is None:
             _number(os.environ, "MASTER_PORT")  # refuses what is none
         address = place.address or "env://"
-        store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
+        try:
+            store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
+        except (dist.DistError, RuntimeError, OSError, ValueError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)[:150]
+            problem = UserError(
+                f"Process {place.rank} of {place.world} cannot meet the others ({reason}). Check MASTER_ADDR, and "
+                f"set MASTER_PORT to a port that is free."
+            )
+            if place.rank:  # the first one's is printed anyway
+                terminal.complain(problem)
+            raise problem from error
         store = meet(store, rank, world, timeout)
         ranks = cls(rank, world, where, started=True)
         try:

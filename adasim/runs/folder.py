@@ -19,6 +19,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ class RunFolder:
                 lock = FolderLock.take(out, surely=overwrite)
             except BaseException:
                 if made:
-                    remove(out)  # there was nothing, and nothing but a lock file can be in it
+                    with suppress(OSError):  # not empty: somebody was quicker, and it is theirs
+                        out.rmdir()
                 raise
             try:
                 check_out(out, overwrite)  # again: somebody may have been quicker
@@ -122,10 +124,11 @@ class RunFolder:
                 _write_json(out / "run.json", identity)
                 _write_json(out / "config.json", config.to_dict())
             except BaseException:
-                for name in _UNFINISHED:
+                for name in ("config.json", *_UNFINISHED):
                     remove(out / name)
                 if made:
-                    out.rmdir()
+                    with suppress(OSError):
+                        out.rmdir()
                 lock.release()
                 raise
         except OSError as error:

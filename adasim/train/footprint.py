@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from adasim.config import Config, DataConfig
 from adasim.methods import build_method
 from adasim.ranks.devices import working_precision
+from adasim.ranks.exchange import without_others
 
 _FEW, _MORE = 4, 8  # images of the two steps that a line is drawn through; batch norm needs two
 
@@ -69,7 +70,7 @@ class Footprint:
 @cache  # a plan asks several times for the same one, and it takes seconds
 def _count(settings: str, channels: int) -> Footprint:
     config = Config.from_dict(json.loads(settings))
-    with torch.device("meta"):
+    with torch.device("meta"), without_others():
         method = build_method(config, config.views.size, channels)
         with FlopCounterMode(display=False) as counter:
             method(_views(config, _FEW, channels), 0).loss.backward()
@@ -77,7 +78,7 @@ def _count(settings: str, channels: int) -> Footprint:
     weights = weight_bytes(method, moments=2 if config.optim.name == "adamw" else 1)
     # Autocast needs a device, so the tensors pretend to have one: the CPU, whose list of 16-bit operations is
     # close to CUDA's.
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), without_others():
         method.to_empty(device="cpu")
         few, more = (_kept_bytes(method, config, images, channels) for images in (_FEW, _MORE))
     per_image = (more - few) // (_MORE - _FEW)

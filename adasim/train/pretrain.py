@@ -10,12 +10,22 @@ from pathlib import Path
 
 from adasim import terminal
 from adasim.config import Config
-from adasim.data import ImagesLike, PairLoader, check_same_data, describe, leave_out, record, worker_count
+from adasim.data import (
+    ImageSet,
+    ImagesLike,
+    PairLoader,
+    check_same_data,
+    describe,
+    leave_out,
+    record,
+    worker_count,
+)
 from adasim.data.sources.handed import source_of
 from adasim.data.sources.record import listing_file
 from adasim.errors import UserError
 from adasim.ranks.devices import deterministic, tf32_products, working_precision
 from adasim.ranks.processes import Distributed
+from adasim.registry import PAIRS
 from adasim.runs.folder import RunFolder
 from adasim.runs.settings import check_same, decisive
 from adasim.runs.trackers import check_installed
@@ -72,6 +82,8 @@ def pretrain(
         with ranks.together():
             images = leave_out(images, config.data.exclude)
             config.check(len(images), images.labels is not None)
+            if PAIRS[config.pairs].needs_labels:
+                require_all_labels(config.pairs, images)
         if ranks.is_main:
             say(describe(images))
         with ranks.together():
@@ -129,6 +141,13 @@ def pretrain(
         stack.callback(training.list_unreadable)
         training.run()
     return out
+
+
+def require_all_labels(pairs: str, images: ImageSet) -> None:
+    """Refuse images of which some have no label, before a folder is made."""
+    assert images.labels is not None
+    if missing := int((images.labels < 0).sum()):
+        raise UserError(f"pairs={pairs} needs a label for each image, and {missing:,} have none.")
 
 
 def say(text: str) -> None:

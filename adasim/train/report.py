@@ -130,6 +130,7 @@ class Reporter:
         """The epoch's line of metrics, and a sentence if the encoder collapses or images cannot be read."""
         state = self.state
         neighbours = self.neighbour_accuracy(epoch, policy)  # takes all ranks
+        measured = self.online_knn(epoch)  # so does this
         if self.metrics is None:
             return
         entropy = step.diagnostics.get("teacher_entropy")
@@ -153,13 +154,22 @@ class Reporter:
                 epoch
             ),  # also where few steps are logged, so that no curve of them lacks its warm-up
             **neighbours,
+            **measured,
         }
-        every = self.config.eval.every
-        if every and (epoch + 1) % every == 0:
-            assert self.knn is not None
-            values["knn_top1"] = self.knn(state.method.eval_encoder, self.images, self.config)
         values |= self.pace.epoch()
         self.metrics.write(state.step, values)
+
+    def online_knn(self, epoch: int) -> dict[str, float]:
+        """k-NN accuracy, every so many epochs: the first process measures, the others wait as long as it takes."""
+        every, knn = self.config.eval.every, self.knn
+        if not every or (epoch + 1) % every:
+            return {}
+        assert knn is not None
+        encoder = self.state.method.eval_encoder
+        accuracy = self.ranks.patiently(
+            (lambda: knn(encoder, self.images, self.config)) if self.ranks.is_main else None
+        )
+        return {} if accuracy is None else {"knn_top1": accuracy}
 
     def neighbour_accuracy(self, epoch: int, policy: PairPolicy) -> dict[str, float]:
         """How often neighbours are of the image's class: this epoch's lists (released code), p_win (paper)."""

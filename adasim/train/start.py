@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -156,5 +157,14 @@ def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) ->
     )
     free = shutil.disk_usage(path).free
     # One more while a save is under way; what an earlier process of the run has written does not count twice.
-    needed = total + one - sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    needed = total + one - sum(map(_size, path.rglob("*")))
     return sentence if needed <= free else f"{sentence} Only {scaled(free, 'B')} are free there."
+
+
+def _size(file: Path) -> int:
+    """Bytes of a regular file; 0 for what is none, or is gone by now."""
+    try:
+        status = file.lstat()
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0

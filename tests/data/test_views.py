@@ -1,5 +1,7 @@
 """Views against torchvision, operation by operation and as a whole."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from adasim.data.views.parameters import (
     ViewSettings,
     draw_changes,
 )
+from adasim.models.transforms import EvalTransform
 from adasim.registry import METHODS
 
 from .pictures import smooth
@@ -205,6 +208,15 @@ def test_a_grey_image_is_expanded_to_three_channels() -> None:
     grey = smooth(1, 32, 32, channels=1)[0]
     views = Views(ViewsConfig(size=32))
     assert torch.equal(views.make(grey, 1, 3), views.make(grey.expand(3, -1, -1), 1, 3))
+
+
+def test_grey_images_may_have_one_mean_and_three_deviations() -> None:
+    grey = smooth(1, 32, 32, channels=1)[0]
+    odd = Views(ViewsConfig(size=32, mean=(0.5,), std=(0.1, 0.2, 0.4))).make(grey, 1, 3)
+    even = Views(ViewsConfig(size=32, mean=(0.5,), std=(0.1,))).make(grey, 1, 3)
+    assert torch.equal(odd, even / torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1))
+    transform = replace(EvalTransform.of_size(32), mean=(0.5,), std=(0.1, 0.2, 0.4))
+    assert transform.normalise(grey).shape == (3, 32, 32)
 
 
 def test_strength_zero_leaves_only_crop_and_flip() -> None:

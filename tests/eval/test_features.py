@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from torchvision.transforms import InterpolationMode, v2
 from adasim.config import ModelConfig
 from adasim.data import ArrayImages, FolderImages, synthetic
 from adasim.errors import UserError
-from adasim.eval.features import FeatureCache, default_folder, encode, extract
+from adasim.eval.features import FeatureCache, batches, default_folder, encode, extract
 from adasim.eval.online import online_knn
 from adasim.models import Backbone, build_backbone
 from adasim.models.transforms import EvalTransform
@@ -432,3 +433,20 @@ def test_online_accuracy_is_not_a_number_where_no_class_repeats(resnet: Backbone
 def test_online_accuracy_without_labels_is_refused(resnet: Backbone) -> None:
     with pytest.raises(UserError, match="has no labels"):
         online_knn(resnet, ArrayImages("plain", synthetic(20, 16).images), SMALL)
+
+
+class Signalled(ArrayImages):
+    """Whoever reads an image gets a signal, as all processes of a group do."""
+
+    def as_array(self) -> None:  # type: ignore[override]
+        return None
+
+    def load(self, i: int) -> Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().load(i)
+
+
+def test_a_worker_leaves_signals_to_its_parent() -> None:
+    images = Signalled("some", torch.zeros(6, 3, 8, 8, dtype=torch.uint8))
+    found = list(batches(images, EvalTransform.of_size(8), batch_size=2, workers=1))
+    assert [ids.tolist() for ids, _, _ in found] == [[0, 1], [2, 3], [4, 5]]

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from adasim.config import Config, ModelConfig, OptimConfig, ViewsConfig
+from adasim.errors import UserError
 from adasim.methods import Dino, DinoSettings, EncodedView, build_method
+from adasim.recipes import get_recipe
 from adasim.train.optim import build_optimizer, set_schedules
 
 SMALL: dict[str, Any] = {"out_dim": 6, "hidden_dim": 16, "bottleneck_dim": 8}
@@ -279,3 +281,14 @@ def test_multi_crop_trains_end_to_end():
     step.loss.backward()
     assert step.loss.isfinite()
     assert isinstance(method, nn.Module)
+
+
+def test_local_views_that_the_patches_do_not_divide_are_refused_before_anything_is_written() -> None:
+    config = get_recipe("desk-vit")
+    config.views.local_crops, config.views.local_size = 2, 10
+    with pytest.raises(
+        UserError, match=r"patch_size=4 does not divide views.local_size=10.* --views.local-size"
+    ):
+        config.check(1000, False)
+    config.views.local_size = 12
+    config.check(1000, False)

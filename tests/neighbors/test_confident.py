@@ -206,6 +206,11 @@ def test_senseless_settings_are_refused(changes: dict[str, float], message: str)
         ConfidentSettings(**changes)  # type: ignore[arg-type]
 
 
+def test_settings_of_another_type_are_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"confident\.share"):
+        ConfidentSettings(share="a fifth")  # type: ignore[arg-type]
+
+
 def test_settings_of_another_policy_are_refused() -> None:
     with pytest.raises(UserError, match="pairs=adasim takes no settings, not ConfidentSettings"):
         Config(pairs="adasim", pair_settings=ConfidentSettings())

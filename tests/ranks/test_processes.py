@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -279,3 +280,16 @@ def test_a_batch_that_ranks_cannot_share_is_refused_with_sizes_that_work() -> No
         four.check_batch(10)
     with pytest.raises(UserError, match="--batch-size 4,"):
         four.check_batch(3)
+
+
+def test_a_port_that_is_taken_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        for name, value in (place | {"MASTER_PORT": str(busy.getsockname()[1])}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(
+            UserError, match=r"Process 0 of 2 cannot meet the others .* MASTER_PORT to a port"
+        ):
+            Distributed.start("cpu", timedelta(seconds=5))

@@ -23,6 +23,7 @@ from adasim.errors import UserError
 from adasim.files import TEMPORARY
 from adasim.runs import folder as module
 from adasim.runs.folder import RunFolder
+from adasim.runs.lock import FolderLock
 from adasim.runs.metrics import MetricsLog
 from adasim.runs.settings import check_same
 
@@ -95,6 +96,19 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path: Path) 
     assert names(tmp_path) == ["config.json", "holiday.jpg"]
     with pytest.raises(UserError, match="is a file"):
         create(tmp_path / "holiday.jpg")
+
+
+def test_a_folder_that_somebody_else_was_quicker_to_take_stays_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(path: Path, surely: bool) -> None:
+        (path / "config.json").write_text("theirs")
+        raise UserError("in use")
+
+    monkeypatch.setattr(FolderLock, "take", taken)
+    with pytest.raises(UserError, match="in use"):
+        create(tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").read_text() == "theirs"
 
 
 def test_a_creation_cut_short_can_be_repeated(tmp_path: Path) -> None:

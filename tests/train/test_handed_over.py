@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 import adasim
 from adasim.cli.main import main
-from adasim.data import open_images, synthetic
+from adasim.data import as_images, open_images, synthetic
 from adasim.errors import UserError
 from adasim.interrupts import Stopped
 
@@ -154,3 +154,30 @@ def test_two_ranks_with_a_loader_process_each_train_on_a_list_of_tensors(
     alone = adasim.pretrain(small(epochs=2, views__in_memory=False), tmp_path / "alone", data=list(pixels))
     together, expected = (list(adasim.load_run(run).curve("loss").values()) for run in (out, alone))
     assert together == pytest.approx(expected, rel=1e-3)
+
+
+def measured(folder: Path, stage: int) -> float:
+    """On each of two ranks: a run that the first of them measures."""
+    config = _config(epochs=2, eval__every=1)
+    run = adasim.load_run(adasim.pretrain(config, folder / "run", data=Pictures(synthetic(48, 16).images)))
+    return float(run.metrics[-1]["knn_top1"])
+
+
+def test_of_two_ranks_the_first_measures_while_the_other_waits(
+    small: Small, tmp_path: Path, run_ranks: Callable[..., list[list[float]]], pixels: Tensor
+) -> None:
+    [[one, two]] = run_ranks(__file__, "measured", 2)
+    assert one == two
+    assert 0 <= one <= 100
+
+
+def test_a_first_item_that_cannot_be_read_is_one_of_many(pixels: Tensor) -> None:
+    class Torn(Pictures):
+        def __getitem__(self, i: int) -> tuple[Image.Image, int]:
+            if i == 0:
+                raise OSError("image file is truncated")
+            return super().__getitem__(i)
+
+    labels = as_images(Torn(pixels)).labels
+    assert labels is not None
+    assert labels.tolist() == [i % 4 for i in range(len(pixels))]

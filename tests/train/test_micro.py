@@ -17,6 +17,7 @@ from adasim.config import Config
 from adasim.errors import UserError
 from adasim.ranks.processes import ALONE, Distributed
 from adasim.recipes import get_recipe
+from adasim.registry import METHODS
 from adasim.run import load_run
 from adasim.train.footprint import Footprint
 from adasim.train.micro import accumulate, choose_micro_batches, out_of_memory_in_words
@@ -80,6 +81,22 @@ def test_ranks_may_have_micro_batches_too(run_ranks: Callable[..., list[list[Any
     for name in whole.keys() - {"loss", "feature", "feature_spread", "kl", "teacher_entropy"}:
         for one in found:
             assert torch.allclose(one[name], whole[name], atol=3e-6), name
+
+
+def count(folder: Path, stage: int) -> list[Footprint]:
+    with Distributed.start("cpu"):
+        return [Footprint.count(config) for config in map(_of_method, METHODS.names())]
+
+
+def _of_method(method: str) -> Config:
+    return _config(method=method, model__name="resnet_tiny", model__drop_path=0.0, optim__lr=1e-3)
+
+
+def test_a_step_is_counted_alike_by_one_process_and_by_two(run_ranks: Callable[..., list[list[Any]]]) -> None:
+    """The tensors that are counted have no storage, and nothing of them can travel."""
+    [found] = run_ranks(__file__, "count", 2)
+    alone = [Footprint.count(config) for config in map(_of_method, METHODS.names())]
+    assert found == [alone, alone]
 
 
 def test_stochastic_depth_makes_a_difference_here(small: Small) -> None:

@@ -236,8 +236,8 @@ def _labels(items: Any) -> Tensor | None:
     listed = getattr(items, "labels", None) if listed is None else listed
     labels = _usable_labels(listed, len(items))
     if labels is not None:
-        first = items[0]
-        with suppress(TypeError, ValueError, RuntimeError):  # no number: nothing to compare with
+        with suppress(Exception):  # not readable, or no number: nothing to compare with
+            first = items[0]
             if isinstance(first, tuple | list) and len(first) > 1 and int(first[1]) != int(labels[0]):
                 return None  # renumbered on the way
     return labels

@@ -46,7 +46,7 @@ def finish(
             _on(x, own.flip, lambda y, _: y.flip(3))
         x = x.float().div_(255) if x.dtype == torch.uint8 else x
         _change(x, settings, own)
-        views[rows] = (x - mean).div_(std)
+        views[rows] = (x - mean) / std
     return views
 
 
