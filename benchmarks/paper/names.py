@@ -11,6 +11,7 @@ METHOD_NAMES = {
     "simsiam": "SimSiam",
     "dino": "DINO, two crops",
     "dino-vit": "DINO, small ViT",
+    "dino-uncentred": "DINO without centring",
     "nnclr": "NNCLR (queue)",
     "infonce": "InfoNCE",
     "simsiam-weak": "SimSiam, crops and flips",

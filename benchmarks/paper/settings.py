@@ -50,6 +50,14 @@ def dino() -> Config:
     return _common(config)
 
 
+def dino_uncentred() -> Config:
+    """DINO whose centre never moves, for 20 epochs: it cannot but collapse, and the monitor must say so."""
+    config = dino()
+    config.settings.center_momentum = 1.0
+    config.epochs, config.optim.warmup_epochs = 20, 3
+    return config
+
+
 def dino_vit() -> Config:
     """desk-vit: a ViT of four blocks with 4-pixel patches."""
     config = get_recipe("desk-vit")
@@ -78,6 +86,7 @@ METHODS: dict[str, Callable[[], Config]] = {
     "simsiam": simsiam,
     "dino": dino,
     "dino-vit": dino_vit,
+    "dino-uncentred": dino_uncentred,
     "nnclr": nnclr,
     "infonce": infonce,
     "simsiam-weak": simsiam_weak,

@@ -45,6 +45,7 @@ TABLES: dict[str, list[Cell]] = {
         *cells("simsiam-short", "adasim:window=1 adasim:window=10 adasim:window=20"),
         *cells("simsiam-short", "adasim:k=3 adasim:k=10"),
     ],
+    "collapse": cells("dino-uncentred", "standard"),
     "contrast": [*cells("nnclr", "standard"), *cells("infonce", "standard nearest adasim")],
     "weak": cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),
 }
