@@ -163,6 +163,14 @@ def test_a_group_of_duplicates_keeps_the_image_that_was_chosen(tab: Tab) -> None
     verdicts = {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")}
     kept = group.members[1]
     assert verdicts == {i: "keep" if i == kept else "reject" for i in group.members}
+    tab.press("k", "Enter")
+    tab.page.wait_for_selector(".around")
+    tab.press("Backspace")  # back from the neighbours: the choice is remembered
+    tab.page.wait_for_selector("article.current")
+    assert "keep" in tab.page.inner_text("article.current .tile >> nth=1")
+    tab.press("2")
+    assert {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")} == verdicts
+    tab.press("u")
     tab.press("u")
     assert tab.rows("verdicts.csv") == []
 
