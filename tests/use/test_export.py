@@ -154,6 +154,23 @@ def test_the_card_tells_data_recipe_and_the_figures_of_these_weights_alone(
     assert str(tmp_path) not in card  # whoever publishes it tells nobody where their photos lie
 
 
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"images": 5000, "listing": ["train 5000 rows, fingerprint abc"]}, "5,000 images"),
+        ({"listing": ["a/1.png 100", "a/2.png 90"], "times": [1, 2]}, "2 images"),  # as version 0.2 kept it
+        ({"listing": ["train 5000 rows, fingerprint abc"], "times": []}, "images"),
+        ({"images": "many"}, "images"),
+    ],
+)
+def test_the_card_counts_images_and_not_lines(
+    facts: dict[str, Any], words: str, make_run: Callable[..., Path]
+) -> None:
+    run = make_run()
+    (run / "data.json").write_text(json.dumps(facts))
+    assert f"Trained on {words} of `photos`" in (adasim.export(run, "timm") / "README.md").read_text()
+
+
 def test_what_is_there_is_replaced_only_when_asked_and_only_an_export(
     make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
