@@ -108,6 +108,22 @@ def test_features_of_somebody_else_and_neighbours_for_embedding_atlas(photos: Pa
     assert not payload(photos / "page.html")["windowed"]
 
 
+def test_features_that_name_their_images_are_refused_for_others(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, file = photos / "photos", photos / "named.npz"
+    odd = data / "class0" / "new\nline.png"
+    (data / "class0" / "00.png").rename(odd)
+    names = sorted(str(path.relative_to(data)) for path in data.rglob("*.png"))
+    np.savez(file, features=np.load(photos / "mine.npz")["features"], files=np.array(names))
+    asked = ["explore", "--features", str(file), "--data", str(data), "--out", str(photos / "page.html")]
+    main(asked)
+    (data / "class0" / "02.png").rename(data / "class1" / "zz.png")  # as many images, and all rows shifted
+    message = refusal([*asked, "--overwrite"], capsys)
+    assert "is of class0/" in message
+    assert "these are features of other images" in message
+
+
 def test_the_page_counts_supports_and_knows_self_matches_beyond_the_neighbours_that_it_shows(
     small: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
