@@ -26,6 +26,7 @@ from adasim.models.transforms import EvalTransform
 from adasim.neighbors import NeighborMemory
 from adasim.ranks.devices import pick_device
 from adasim.run import Run, load_run
+from adasim.terminal import printable
 
 Say = Callable[[str], None]
 """Takes a sentence for a person."""
@@ -139,18 +140,25 @@ def open_backbone(model: str, data: str, options: Options, say: Say) -> Opened:
 def open_features(file: Path, data: str, options: Options, say: Say) -> Opened:
     """Features that somebody else made: one comparison of every image with every other."""
     collection = _open_data(data, options.size or 32, say)
-    features = read_features(file)
+    features, files = read_features(file)
     if len(features) != len(collection):
         raise UserError(
             f"{file} has {len(features):,} features and {data} {len(collection):,} images. One row per image is "
             f"needed, in the order of the images: training images first, then test images, each by name."
         )
+    for row, (known, name) in enumerate(zip(map(printable, files), collection.names, strict=False)):
+        if known.rpartition("/")[2] != name.rpartition("/")[2]:
+            raise UserError(
+                f"Row {row:,} of {file} is of {known}, and image {row:,} of {data} is {name}: these are features of "
+                f"other images. Make them anew, or restore the images."
+            )
     support = support_of_features(features, options.k, options.frozen_tau)
     return Opened(collection, support, features, f"features from {file.name}", windowed=False)
 
 
-def read_features(file: Path) -> Tensor:
-    """The two-dimensional array `features` (or the only one that there is) of an .npz or .npy file."""
+def read_features(file: Path) -> tuple[Tensor, list[str]]:
+    """The two-dimensional array `features` (or the only one that there is) of an .npz or .npy file; and which image
+    each row is of, if an array `files` of names says so, as `adasim embed` writes it."""
     try:
         found: Any = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -168,7 +176,9 @@ def read_features(file: Path) -> Tensor:
         raise UserError(
             f"{file} holds {held}. Features are needed as an array (images, width) named features."
         )
-    return torch.from_numpy(np.ascontiguousarray(tables[name], dtype=np.float32))
+    features, files = tables[name], arrays.get("files", np.empty(0))
+    named = files.dtype.kind == "U" and files.shape == features.shape[:1]
+    return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32)), files.tolist() if named else []
 
 
 def augmented_support(

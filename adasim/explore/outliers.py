@@ -10,11 +10,10 @@ from adasim.explore.support import Support
 
 def surprising(support: Support) -> tuple[Tensor, Tensor]:
     """Ids of images whose best match is another image, and by how much its probability exceeds theirs; most first."""
-    best = support.neighbours[:, 0]
-    ids = ((best >= 0) & (best != torch.arange(len(support)))).nonzero()[:, 0]
-    excess = support.p[ids, 0] - support.self_match()[ids]
-    order = excess.argsort(descending=True, stable=True)
-    return ids[order], excess[order]
+    excess = support.p[:, 0] - support.self_match()
+    ids = (excess > 0).nonzero()[:, 0]
+    order = excess[ids].argsort(descending=True, stable=True)
+    return ids[order], excess[ids[order]]
 
 
 def popularity(support: Support) -> Tensor:

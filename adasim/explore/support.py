@@ -66,15 +66,13 @@ def support_of_memory(memory: NeighborMemory, tau: float) -> Support:
 
 
 def support_of_features(features: Tensor, k: int = 10, tau: float = 0.2) -> Support:
-    """p_win with a window of one: every image is compared once with all, itself included.
+    """p_win with a window of one: every image is compared once with all, and is its own best match.
 
     Args:
         features: (N, D); a row that is not finite has no neighbours and is nobody's.
         k: how many neighbours beside the image itself.
     """
-    unit = unit_rows(features)
-    similarities, neighbours = search(unit, unit, min(k + 1, len(unit)))
-    return Support(neighbours, _softmax(similarities, neighbours, tau))
+    return Support(*_one_view(unit_rows(features), 0, k, tau))
 
 
 def with_more(support: Support, features: Tensor, tau: float = 0.2) -> Support:
@@ -88,18 +86,14 @@ def with_more(support: Support, features: Tensor, tau: float = 0.2) -> Support:
     """
     first = len(support)
     k = max(1, int((support.neighbours >= 0).sum(1).median()) - 1)
-    unit = unit_rows(features)
-    similarities, neighbours = search(unit[first:], unit, min(k + 1, len(unit)))
-    return _stacked([(support.neighbours, support.p), (neighbours, _softmax(similarities, neighbours, tau))])
+    return _stacked([(support.neighbours, support.p), _one_view(unit_rows(features), first, k, tau)])
 
 
 def nearest_others(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k nearest other images of each: cosine distances (N, k), inf as padding, and ids (N, k), -1 as padding."""
     unit = unit_rows(features)
     similarities, ids = search(unit, unit, min(k + 1, len(unit)))
-    own = ids == torch.arange(len(unit))[:, None]
-    # Among more equal images than k + 1 an image may miss itself: then the last one goes.
-    own[:, -1] |= ~own.any(1)
+    own = _own_place(ids, 0)
     kept = (~own).nonzero()[:, 1].view(len(unit), -1)
     distances = (1 - similarities.gather(1, kept)).clamp(min=0)
     ids = ids.gather(1, kept)
@@ -111,6 +105,25 @@ def unit_rows(features: Tensor) -> Tensor:
     features = features.float()
     valid = torch.isfinite(features).all(1, keepdim=True)
     return torch.where(valid, on_grid(F.normalize(torch.where(valid, features, 0.0), dim=1)), torch.nan)
+
+
+def _one_view(unit: Tensor, first: int, k: int, tau: float) -> tuple[Tensor, Tensor]:
+    """Neighbours and p_win of the images from `first` on: themselves, before equal ones, and the k nearest others."""
+    similarities, neighbours = search(unit[first:], unit, min(k + 1, len(unit)))
+    own = _own_place(neighbours, first)
+    ids = torch.arange(first, len(unit))[:, None]
+    neighbours = torch.where(own & (neighbours >= 0), ids, neighbours)
+    order = (~own).byte().argsort(dim=1, stable=True)  # an image first, the others as they are
+    neighbours = neighbours.gather(1, order)
+    return neighbours, _softmax(similarities, neighbours, tau)
+
+
+def _own_place(neighbours: Tensor, first: int) -> Tensor:
+    """(N, S): where the images from `first` on stand among their neighbours. Among more equal images than there are
+    places an image may miss itself: then it takes the last one."""
+    own = neighbours == torch.arange(first, first + len(neighbours))[:, None]
+    own[:, -1] |= ~own.any(1)
+    return own
 
 
 def _softmax(similarities: Tensor, neighbours: Tensor, tau: float) -> Tensor:

@@ -180,6 +180,8 @@ def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[
             "ids": _packed(neighbours, "<i4"),
             "p": _packed((p * 65535).round(), "<u2"),
         },
+        "listed": _packed(found.findings.popularity, "<u4"),
+        "own": _packed((support.self_match().nan_to_num(0.0) * 65535).ceil(), "<u2"),  # 0: not at all
         "selfMatch": _histogram(support.self_match()[: len(collection.sets[0])]),
         "ownLabel": _own_label(found.findings.mass),
         "confusion": [[a, b, round(mass, 5)] for (a, b), mass in sorted(found.findings.confusion.items())],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def _training(encoder: Encoder) -> str:
         return f"Where the weights come from: {encoder.origin}. No run folder was at hand that says more."
     method, pairs, epochs = str(config["method"]), str(config["pairs"]), config["epochs"]
     data = config["data"]["source"]
-    count = _count(_json(run / "data.json").get("listing", []))
+    count = _count(_json(run / "data.json"))
     images = f"{count:,} images" if count else "images"
     blind = "" if pairs == "oracle" else "without looking at labels, "
     sentences = [
@@ -192,10 +191,10 @@ def _numbers(values: list[float]) -> str:
     return "(" + ", ".join(f"{value:g}" for value in values) + ")"
 
 
-def _count(listing: list[str]) -> int:
-    """How many images a run's record lists: one a line, or in ranges like `name[0:1024]`."""
-    ranges = [re.search(r"\[\d+:(\d+)\] \(", line) for line in listing]
-    return max(int(found[1]) for found in ranges if found) if any(ranges) else len(listing)
+def _count(facts: dict[str, Any]) -> int:
+    """How many images a run's record is of; 0 where it does not say. Records before 0.3 tell of files alone."""
+    count, times = facts.get("images"), facts.get("times")
+    return count if isinstance(count, int) else len(times) if isinstance(times, list) else 0
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from adasim.data import ImageSet, ImagesLike, as_images
+from adasim.data.sources.excluded import file_name
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
 from adasim.eval.options import Options
@@ -91,12 +92,6 @@ def embedding(extractor: Extractor, images: ImageSet) -> Embedding:
 def source(data: ImagesLike | Path) -> str | ImageSet:
     """What a person hands over as images: a name or path, or images of any make."""
     return str(data) if isinstance(data, str | Path) else as_images(data)
-
-
-def file_name(images: ImageSet, i: int) -> str:
-    """Where image i is, from the data set's folder on."""
-    where = images.where(i)
-    return where.removeprefix(images.place.rstrip("/") + "/") if images.place else where
 
 
 def _checked(out: Path, overwrite: bool) -> Path:

@@ -3,15 +3,19 @@ encoder's own features."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import safetensors.torch
@@ -26,6 +30,7 @@ from adasim.use.outputs import missing
 from adasim.use.travelling import HF_FILE, TIMM_FILE, TRANSFORM_FILE, hf_file, timm_file, transform_file
 
 WEIGHTS_FILE, CONFIG_FILE, ONNX_FILE, PT2_FILE = "model.safetensors", "config.json", "model.onnx", "model.pt2"
+_UNTRIED = "Not tried out: transformers is not installed (pip install 'adasim[export]')."
 TOLERANCE = 1e-4
 """By how much a feature of an exported encoder may differ, for features of the size 1 and above in proportion."""
 
@@ -90,6 +95,10 @@ def to_timm(subject: Subject, folder: Path) -> str:
         subject.timm_name, subject.architecture, subject.arguments | {"num_classes": 0}, subject.stem
     )
     (folder / TIMM_FILE).write_text(text)
+    with _imported(folder / TIMM_FILE) as module:
+        net = getattr(module, subject.timm_name)()
+        timm.models.load_checkpoint(net, str(folder / WEIGHTS_FILE))
+        _check(subject, net.eval(), "timm")
     return (
         f"timm has no argument for the stem of {subject.name}: {TIMM_FILE} makes it known to timm, and is imported "
         f"first (README.md shows how)."
@@ -102,7 +111,7 @@ def to_hf(subject: Subject, folder: Path) -> str:
         # Read by transformers' TimmWrapperModel and by timm.
         _write_config(subject, folder, {"model_type": "timm_wrapper", "architectures": ["TimmWrapperModel"]})
         if find_spec("transformers") is None:
-            return "Not tried out: transformers is not installed (pip install 'adasim[export]')."
+            return _UNTRIED
         from transformers import AutoModel
 
         with _quiet():
@@ -117,10 +126,17 @@ def to_hf(subject: Subject, folder: Path) -> str:
     processor = {"image_processor_type": "TimmWrapperImageProcessor", "pretrained_cfg": subject.metadata}
     _write_json(folder / "preprocessor_config.json", processor | {"architecture": subject.architecture})
     (folder / HF_FILE).write_text(hf_file(subject.architecture, subject.arguments, subject.stem))
-    return (
+    sentence = (
         f"transformers cannot express the stem of {subject.name} by itself: {HF_FILE} does, and "
         f"AutoModel.from_pretrained needs trust_remote_code=True."
     )
+    if find_spec("transformers") is None:
+        return f"{sentence} {_UNTRIED}"
+    # Not by AutoModel: it would copy the file into the user's cache.
+    with _imported(folder / HF_FILE) as module, _quiet():
+        made = module.AdasimModel.from_pretrained(folder).eval()
+        _check(subject, lambda pixels: made(pixel_values=pixels).pooler_output, "transformers")
+    return sentence
 
 
 def to_onnx(subject: Subject, folder: Path) -> str:
@@ -232,12 +248,26 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 @contextmanager
+def _imported(file: Path) -> Iterator[Any]:
+    """A file that travels along as a module; neither Python nor timm knows it afterwards."""
+    module = ModuleType(f"adasim_tried_out_{file.stem}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module
+    try:
+        with patch.object(timm.models, "register_model", lambda build: build):
+            exec(compile(file.read_text(), file, "exec"), vars(module))
+        yield module
+    finally:
+        del sys.modules[module.__name__]
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' own chatter."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # progress bars, too
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 from adasim.data import ImageSet, ImagesLike, Unreadable
 from adasim.data.sources.decode import decode
+from adasim.data.sources.excluded import file_name
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen
@@ -21,7 +22,7 @@ from adasim.eval.options import Options
 from adasim.models import Backbone
 from adasim.neighbors import search
 from adasim.rgb import to_tensor
-from adasim.use.embed import file_name, source
+from adasim.use.embed import source
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from explore.explored import HOSTILE, Explored, explored
 
 from adasim.explore.looks import COLUMNS
+from adasim.explore.writing import write_page
 from adasim.spreadsheet import to_csv
 from adasim.terminal import printable
 
@@ -163,6 +165,14 @@ def test_a_group_of_duplicates_keeps_the_image_that_was_chosen(tab: Tab) -> None
     verdicts = {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")}
     kept = group.members[1]
     assert verdicts == {i: "keep" if i == kept else "reject" for i in group.members}
+    tab.press("k", "Enter")
+    tab.page.wait_for_selector(".around")
+    tab.press("Backspace")  # back from the neighbours: the choice is remembered
+    tab.page.wait_for_selector("article.current")
+    assert "keep" in tab.page.inner_text("article.current .tile >> nth=1")
+    tab.press("2")
+    assert {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")} == verdicts
+    tab.press("u")
     tab.press("u")
     assert tab.rows("verdicts.csv") == []
 
@@ -298,6 +308,28 @@ def test_a_long_list_keeps_few_items_in_the_page(browser: Any, tab: Tab) -> None
     count = len(tab.explored.found.tables["surprising"].rows)
     assert tab.page.locator("article.current").get_attribute("aria-posinset") == str(count)
     assert tab.page.locator("article").count() < 16
+
+
+def test_an_image_that_others_list_beyond_the_shown_ranks_is_not_called_lonely(
+    browser: Any, tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tab.explored.found
+    monkeypatch.setattr("adasim.explore.writing.PAGE_SUPPORT", 1)
+    monkeypatch.setattr(found, "windowed", True)
+    write_page(tmp_path / "page.html", found)
+    best, own = found.support.neighbours[:, 0].tolist(), found.support.self_match().tolist()
+    listed = found.findings.popularity.tolist()
+    image = next(
+        i for i in range(len(best)) if listed[i] > 1 and own[i] > 0.01 and best[i] != i and i not in best
+    )
+    other = Tab(browser.new_page(), replace(tab.explored, page=tmp_path / "page.html"))
+    other.open(f"#/neighbours?image={image}")
+    shown = other.page.inner_text("main")
+    assert f"In the support of {listed[image]} images, but not among their 1 best." in shown
+    assert f"{listed[image]} images" in other.page.inner_text(".details")
+    assert f"{100 * own[image]:.0f}%" in other.page.inner_text(".details")
+    assert "lonely" not in other.page.inner_text(".around > div >> nth=1")
+    other.page.close()
 
 
 def test_without_labels_the_label_view_says_why_it_is_empty(browser: Any, tmp_path: Path) -> None:

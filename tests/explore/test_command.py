@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import re
@@ -105,6 +106,37 @@ def test_features_of_somebody_else_and_neighbours_for_embedding_atlas(photos: Pa
     spread = torch.tensor([[line["x"], line["y"]] for line in lines])
     assert spread[:, 0].var() >= spread[:, 1].var() > 0
     assert not payload(photos / "page.html")["windowed"]
+
+
+def test_features_that_name_their_images_are_refused_for_others(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, file = photos / "photos", photos / "named.npz"
+    odd = data / "class0" / "new\nline.png"
+    (data / "class0" / "00.png").rename(odd)
+    names = sorted(str(path.relative_to(data)) for path in data.rglob("*.png"))
+    np.savez(file, features=np.load(photos / "mine.npz")["features"], files=np.array(names))
+    asked = ["explore", "--features", str(file), "--data", str(data), "--out", str(photos / "page.html")]
+    main(asked)
+    (data / "class0" / "02.png").rename(data / "class1" / "zz.png")  # as many images, and all rows shifted
+    message = refusal([*asked, "--overwrite"], capsys)
+    assert "is of class0/" in message
+    assert "these are features of other images" in message
+
+
+def test_the_page_counts_supports_and_knows_self_matches_beyond_the_neighbours_that_it_shows(
+    small: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adasim.explore.writing.PAGE_SUPPORT", 1)
+    write_page(tmp_path / "page.html", small.found)
+    data = payload(tmp_path / "page.html")
+    listed = np.frombuffer(base64.b64decode(data["listed"]), "<u4")
+    own = np.frombuffer(base64.b64decode(data["own"]), "<u2")
+    support = small.found.support
+    assert data["support"]["width"] == 1
+    assert listed.tolist() == small.found.findings.popularity.tolist()
+    assert np.allclose(own / 65535, support.self_match().nan_to_num(0.0), atol=1e-4)
+    assert (own[(support.neighbours[:, 0] != torch.arange(len(support))).numpy()] > 0).any()
 
 
 def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(

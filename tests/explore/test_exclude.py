@@ -15,7 +15,7 @@ from helpers import photos_of_patterns, refusal
 from adasim.api import evaluate, pretrain
 from adasim.cli.main import main
 from adasim.config import Config
-from adasim.data import leave_out, open_images
+from adasim.data import describe, leave_out, open_images
 from adasim.data.sources.excluded import file_key
 from adasim.run import load_run
 from adasim.spreadsheet import to_csv
@@ -66,6 +66,22 @@ def test_a_divided_folder_tells_train_and_test_apart(tmp_path: Path) -> None:
         for split in ("train", "test")
     ]
     assert sizes == [48, 47]
+
+
+def test_verdicts_of_which_no_name_fits_are_said_and_leave_out_nothing(photos: Path, tmp_path: Path) -> None:
+    whole = open_images(str(photos))
+    given = verdicts(tmp_path / "v.csv", {"train/class1/03.png": "reject", "train/class1/05.png": "reject"})
+    left = leave_out(whole, given)
+    assert len(left) == 48
+    assert left.fingerprint() == whole.fingerprint()
+    said = describe(left)
+    assert "Left out: none of the 2 rejected by verdict (they are called like train/class1/03.png" in said
+    assert "Left out" not in describe(whole)
+    assert "Left out" not in describe(leave_out(whole, verdicts(tmp_path / "v.csv", {"a.png": "keep"})))
+
+
+def test_a_folder_named_with_slashes_at_its_end_has_the_same_names(photos: Path) -> None:
+    assert file_key(open_images(f"{photos}//"), 30) == file_key(open_images(str(photos)), 30)
 
 
 def test_images_in_memory_are_left_out_by_their_number(tmp_path: Path) -> None:

@@ -131,6 +131,20 @@ def test_surprising_images_are_those_whose_best_match_is_another_the_clearest_fi
     assert all(abs(expected[i] - e) < 1e-12 for i, e in zip(ids.tolist(), excess.tolist(), strict=True))
 
 
+def test_with_one_view_each_copies_come_after_the_image_itself_and_nobody_is_surprising() -> None:
+    x = features(25)
+    x[3:10] = x[3]  # seven equal images, more than have a place in a support
+    for support in (support_of_features(x, k=4), with_more(support_of_features(x[:5], k=4), x)):
+        assert support.neighbours[:, 0].tolist() == list(range(25))
+        assert all(len(set(row)) == len(row) for row in support.neighbours.tolist())
+        assert len(surprising(support)[0]) == 0
+
+
+def test_who_matches_another_as_well_as_itself_is_not_surprising() -> None:
+    tied = Support(torch.tensor([[0, 1], [0, 1]]), torch.full((2, 2), 0.5, dtype=torch.float64))
+    assert surprising(tied)[0].tolist() == []
+
+
 def test_lonely_images_are_in_nobodys_support_the_farthest_first() -> None:
     support = random_support(n=60, width=3)
     distances = torch.rand(60, generator=torch.Generator().manual_seed(3))

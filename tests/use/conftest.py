@@ -13,6 +13,8 @@ from torch import nn
 
 from adasim import seeding
 from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
+from adasim.data import open_images, record
+from adasim.data.sources.record import listing_file
 from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
 from adasim.runs.folder import RunFolder
 
@@ -35,8 +37,8 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """`make_run(model="vit_mini", size=80)`: a run folder."""
+def make_run(tmp_path: Path, photos: Path) -> Callable[..., Path]:
+    """`make_run(model="vit_mini", size=80)`: a run folder, as of the photos."""
 
     def make(
         name: str = "run",
@@ -53,8 +55,8 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
             views=ViewsConfig(size=size, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3)),
             model=ModelConfig(name=model, patch_size=patch_size, drop_path=0.0, small_stem=small_stem),
         )
-        listing = [f"a/{i}.png 100" for i in range(12)]
-        RunFolder.create(tmp_path / name, config, {"fingerprint": "", "listing": listing}).close()
+        images = open_images(str(photos))
+        RunFolder.create(tmp_path / name, config, record(images), listing=listing_file(images)).close()
         with seeding.seeded(0):
             backbone = build_backbone(config.model, size, student=False)
             with torch.no_grad():

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 import adasim
+import adasim.use.formats
 from adasim.cli.main import main
 from adasim.eval.results import read_results
 from adasim.models import Backbone, load_backbone
@@ -154,6 +155,23 @@ def test_the_card_tells_data_recipe_and_the_figures_of_these_weights_alone(
     assert str(tmp_path) not in card  # whoever publishes it tells nobody where their photos lie
 
 
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"images": 5000, "listing": ["train 5000 rows, fingerprint abc"]}, "5,000 images"),
+        ({"listing": ["a/1.png 100", "a/2.png 90"], "times": [1, 2]}, "2 images"),  # as version 0.2 kept it
+        ({"listing": ["train 5000 rows, fingerprint abc"], "times": []}, "images"),
+        ({"images": "many"}, "images"),
+    ],
+)
+def test_the_card_counts_images_and_not_lines(
+    facts: dict[str, Any], words: str, make_run: Callable[..., Path]
+) -> None:
+    run = make_run()
+    (run / "data.json").write_text(json.dumps(facts))
+    assert f"Trained on {words} of `photos`" in (adasim.export(run, "timm") / "README.md").read_text()
+
+
 def test_what_is_there_is_replaced_only_when_asked_and_only_an_export(
     make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +208,30 @@ def test_a_model_that_a_library_cannot_take_is_refused_in_a_sentence_and_leaves_
     assert not (tmp_path / "run-onnx").exists()
     assert not [name for name in names(tmp_path) if name.endswith("adasim-tmp")]
     assert "no run folder and no file" in refusal(["export", "nothing", "--to", "timm"], capsys)
+
+
+@pytest.mark.parametrize("to", ["timm", "hf"])
+def test_code_that_builds_another_net_is_noticed_and_what_is_tried_out_leaves_no_trace(
+    to: str,
+    make_run: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip(REAL[to])
+    run, before = make_run(), set(sys.modules)
+    monkeypatch.setattr(timm.models, "register_model", pytest.fail)  # timm need not know it
+    folder = adasim.export(run, to)
+    assert "__pycache__" not in names(folder)
+    assert not [
+        name for name in set(sys.modules) - before if "adasim" in name or "transformers_modules" in name
+    ]
+    write = getattr(adasim.use.formats, f"{to}_file")
+    wrong = lambda *about: write(*about).replace("net.maxpool = torch.nn.Identity()", "pass")  # noqa: E731
+    monkeypatch.setattr(adasim.use.formats, f"{to}_file", wrong)
+    message = refusal(["export", str(run), "--to", to, "--out", str(tmp_path / "out")], capsys)
+    assert f"gives other features under {REAL[to]}" in message
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_plain_file_and_a_loaded_encoder_are_exported_too(

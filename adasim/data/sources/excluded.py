@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -18,13 +19,17 @@ REJECT = "reject"
 """The verdict that leaves an image out."""
 
 
+def file_name(images: ImageSet, i: int) -> str:
+    """Where image i is, from the data set's folder on; `name[i]` where images are no files."""
+    where, folder = images.where(i), images.place.rstrip(os.sep) + os.sep
+    inside = images.place and where.startswith(folder)
+    return where.removeprefix(folder).lstrip(os.sep) if inside else where
+
+
 def file_key(images: ImageSet, i: int) -> str:
     """What image i is called in lists: its path below the source, split included, or `name[i]`."""
-    where = images.where(i)
-    inside = where.removeprefix(images.place.rstrip(os.sep) + os.sep) if images.place else where
-    if inside == where:
-        return f"{images.split}/{where}" if images.split else where
-    return f"{images.split}/{inside}" if images.split else inside
+    name = file_name(images, i)
+    return f"{images.split}/{name}" if images.split else name
 
 
 def read_rejected(path: str | Path) -> set[str]:
@@ -45,8 +50,7 @@ class Excluded(ImageSet):
         self.name, self.place, self.split = images.name, images.place, images.split
         self.classes = images.classes
         self.labels = None if images.labels is None else images.labels[kept]
-        without = f"{len(images) - len(kept):,} rejected by verdict"
-        self.left_out = f"{images.left_out}, {without}" if images.left_out else without
+        self.left_out = _also(images.left_out, f"{len(images) - len(kept):,} rejected by verdict")
         self._images, self._kept = images, kept
         array = images.as_array()
         self._array = None if array is None else array[kept]
@@ -98,12 +102,23 @@ def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
 
 
 def without_rejected(images: ImageSet, rejected: set[str]) -> ImageSet:
-    """The images that are not rejected; the same object where none is."""
+    """The images that are not rejected. Where none of the names fits, all of them, and `left_out` says so."""
     kept = torch.tensor(
         [i for i in range(len(images)) if printable(file_key(images, i)) not in rejected], dtype=torch.int64
     )
+    if not rejected:
+        return images
     if len(kept) == len(images):
+        images, first = copy(images), printable(file_key(images, 0))
+        words = f"they are called like {printable(min(rejected))}, and these like {first}"
+        images.left_out = _also(
+            images.left_out, f"none of the {len(rejected):,} rejected by verdict ({words})"
+        )
         return images
     if not len(kept):
         raise UserError(f"The verdicts reject all {len(images):,} images of {images.name}. Keep some.")
     return Excluded(images, kept)
+
+
+def _also(left_out: str, more: str) -> str:
+    return f"{left_out}, {more}" if left_out else more

@@ -42,6 +42,7 @@ def record(images: ImageSet, complete: bool = False) -> dict[str, Any]:
         complete: read every file, and hash every byte.
     """
     facts: dict[str, Any] = {
+        "images": len(images),
         "fingerprint": images.fingerprint(),
         "labels": images.labels_hash(),
         "sample": _hashes(images, _sampled(images)),

@@ -10,6 +10,8 @@ function decode(base64, Type) {
 
 const IDS = decode(D.support.ids, Int32Array);      // (N, S), -1 is padding
 const P = decode(D.support.p, Uint16Array);         // (N, S), in parts of 65,535
+const LISTED = decode(D.listed, Uint32Array);       // (N,), in how many supports of others, of whatever width
+const OWN = decode(D.own, Uint16Array);             // (N,), p of the image itself, in parts of 65,535
 const LABELS = D.labels ? decode(D.labels, Int32Array) : null;
 const HEIGHTS = decode(D.heights, Uint16Array);
 const WIDTHS = decode(D.widths, Uint16Array);
@@ -20,6 +22,7 @@ const labelOf = (i) => (LABELS && LABELS[i] >= 0 ? D.classes[LABELS[i]] : "");
 const sizeOf = (i) => (WIDTHS[i] ? `${WIDTHS[i]} × ${HEIGHTS[i]}` : "unreadable");
 const percent = (p) => (p > 0 && p < 0.01 ? "<1%" : `${Math.round(100 * p)}%`);
 const number = (n) => n.toLocaleString("en-US");
+const images = (n) => `${number(n)} ${n === 1 ? "image" : "images"}`;
 const shortName = (i) => nameOf(i).split("/").pop();
 
 function supportOf(i) {
@@ -31,7 +34,7 @@ function supportOf(i) {
 }
 
 let reverse = null;
-function listedBy(i) {  // who has image i in its support, the most likely first
+function listedBy(i) {  // who has image i among its best that are here, the most likely first; LISTED counts all
   if (!reverse) {
     reverse = new Map();
     for (let n = 0; n < D.count; n++) {

@@ -8,12 +8,14 @@ const VERDICTS = {
   lonely: [["keep", "Keep"], ["reject", "Leave out"], ["relabel", "Wrong label"], ["unsure", "Unsure"]],
 };
 
-// An item is a list of rows: one, or a group of duplicates. `keeper` may be changed by the reviewer.
+// An item is a list of rows: one, or a group of duplicates. Its `keeper` is the first image, or the one that the reviewer
+// chose: the only one of its group with the verdict to keep it.
 function itemsOf(view) {
   const groups = view === "duplicates" ? GROUPS : TABLES[view].items.map((row) => [row]);
   return groups.map((rows) => {
     const ids = rows.map((row) => Number(row.id));
-    return { rows, ids, row: rows[0], keeper: ids[0] };
+    const kept = ids.filter((id) => verdicts.has(id) && verdicts.get(id).verdict === "keep");
+    return { rows, ids, row: rows[0], keeper: kept.length === 1 ? kept[0] : ids[0] };
   });
 }
 

@@ -41,15 +41,17 @@ function around(i) {
   const entry = verdicts.get(i);
   const support = supportOf(i);
   const theirs = listedBy(i);
-  const mine = support.find(({ id }) => id === i);
+  const shown = theirs.slice(0, 48);
+  const unlisted = LISTED[i] ? `In the support of ${images(LISTED[i])}, but not among ${LISTED[i] === 1 ? "its" : "their"} ${D.support.width} best.`
+    : i < D.remembered ? "In nobody's: it is lonely." : "In nobody's: the run's memory knows its training images alone.";
   const facts = [
     ["file", text(nameOf(i))],
     ["label", own ? h("a", { href: address("neighbours", { label: LABELS[i] }) }, text(own)) : "none"],
     ["split", splitOf(i)],
     ["size", sizeOf(i)],
     ["number", String(i)],
-    ["matches itself", D.windowed ? (mine ? percent(mine.p) : "not at all") : "always (one view)"],
-    ["neighbour of", `${number(theirs.length)} ${theirs.length === 1 ? "image" : "images"}`],
+    ["matches itself", D.windowed ? (OWN[i] ? percent(OWN[i] / 65535) : "not at all") : "always (one view)"],
+    ["neighbour of", images(LISTED[i])],
     ["verdict", entry ? MEANING[entry.verdict] + (entry.label ? `: ${entry.label}` : "") : "none yet"],
   ];
   const found = VIEWS.filter((view) => view.count && !view.absent)
@@ -75,9 +77,8 @@ function around(i) {
           h("kbd", { "aria-hidden": "true" }, place + 1), ` ${words}`)))),
       h("div", {}, h("h3", {}, "Its support, the most likely first"),
         grid(support, "Nothing is known of this image: it could not be read, or was never seen."),
-        h("h3", {}, `In whose support it stands${theirs.length > 48 ? ` (48 of ${number(theirs.length)})` : ""}`),
-        grid(theirs.slice(0, 48), i < D.remembered ? "In nobody's: it is lonely."
-          : "In nobody's: the run's memory knows its training images alone.")),
+        h("h3", {}, `In whose support it stands${shown.length && shown.length < LISTED[i] ? ` (${shown.length} of ${number(LISTED[i])})` : ""}`),
+        grid(shown, unlisted)),
     ),
   ];
   const judge = (place) => {
