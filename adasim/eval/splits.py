@@ -164,6 +164,8 @@ def match_classes(labels: Tensor, classes: list[str], known: list[str]) -> Tenso
     Two folders number their classes each for itself: 3 here need not be 3 there. A name that is not in `known`
     becomes -1, and -1, no label, stays so.
     """
+    if classes == known:
+        return labels
     number = {name: i for i, name in enumerate(known)}
     table = torch.tensor([*(number.get(name, -1) for name in classes), -1], dtype=torch.int64)
     return table[labels]  # the last entry is that of -1

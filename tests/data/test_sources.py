@@ -161,11 +161,15 @@ def test_a_kind_of_data_of_ones_own_is_opened_by_its_prefix(monkeypatch: pytest.
     @SOURCES.register("lmdb")
     def open_lmdb(rest: str, *, size: int, split: str, seed: int) -> Any:
         asked.append((rest, size, split, seed))
-        return as_images(smooth(5, 8, 8)) if rest else None
+        images = as_images(smooth(5, 8, 8)) if rest else None
+        if images is not None:
+            images.labels = torch.arange(5) - 1  # without names
+        return images
 
     data = open_images("lmdb:/some/where:else", size=48, split="test", seed=3)
     assert asked == [("/some/where:else", 48, "test", 3)]
     assert len(data) == 5
+    assert data.classes == ["0", "1", "2", "3"]
     with pytest.raises(UserError, match=r"\(generated images\), lmdb:\.\.\."):
         open_images("")
     with pytest.raises(UserError, match="lmdb: gave no ImageSet but NoneType"):

@@ -296,6 +296,7 @@ def test_masks_and_labels_are_divided_by_one_function(tmp_path: Path) -> None:
 
 def test_a_missing_label_is_never_taken_for_the_last_class() -> None:
     assert match_classes(torch.tensor([-1, 0, 1]), ["x", "y"], ["y", "z"]).tolist() == [-1, -1, 0]
+    assert match_classes(torch.tensor([-1, 0, 1]), ["x", "x"], ["x", "x"]).tolist() == [-1, 0, 1]
     labels = torch.tensor([0, 1, -1])
     images = ArrayImages("few", torch.zeros(3, 3, 8, 8, dtype=torch.uint8), labels)
     split = Split("few", images, images, torch.arange(3), torch.arange(3))

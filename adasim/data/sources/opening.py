@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 
-from adasim.data.images import ImageSet
+from adasim.data.images import ImageSet, distinct_classes
 from adasim.data.sources.folder import open_folder
 from adasim.data.sources.listing import Listing
 from adasim.data.sources.npz import open_npz
@@ -77,7 +77,7 @@ def _known() -> str:
 
 
 def _opened(source: str, images: object) -> ImageSet:
-    """What a source's function gave; a name and a place are filled in where it left them out."""
+    """What a source's function gave; a name, a place and names of classes are filled in where it left them out."""
     if not isinstance(images, ImageSet):
         raise UserError(
             f"What opens {source} gave no ImageSet but {type(images).__name__}. Let it return one; "
@@ -85,4 +85,5 @@ def _opened(source: str, images: object) -> ImageSet:
         )
     images.name = images.name or source
     images.place = images.place or source
+    images.classes = distinct_classes(images.labels, images.classes)
     return images
