@@ -8,7 +8,7 @@ import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +97,7 @@ def open_encoder(
         encoder = _from_name(str(model), random_weights, size)
     encoder.resized = size is not None
     if size is not None and size != encoder.transform.size:
-        own = encoder.transform
-        encoder.transform = replace(
-            EvalTransform.of_size(size, own.mean, own.std), interpolation=own.interpolation
-        )
+        encoder.transform = encoder.transform.at(size)
     return encoder
 
 

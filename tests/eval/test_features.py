@@ -153,6 +153,18 @@ def test_a_timm_model_is_shown_what_its_own_configuration_asks_for() -> None:
     assert transform.mean == tuple(net.pretrained_cfg["mean"])
 
 
+@pytest.mark.parametrize("name", ["coat_lite_medium_384.in1k", "dm_nfnet_f0.dm_in1k", "resnet18.a1_in1k"])
+def test_a_view_is_squashed_or_cropped_as_timms_configuration_says(name: str) -> None:
+    wanted = timm.data.resolve_data_config(pretrained_cfg=vars(timm.get_pretrained_cfg(name)))
+    transform = EvalTransform.from_timm(wanted)
+    assert transform.squash == (wanted["crop_mode"] == "squash")
+    assert EvalTransform.from_timm(json.loads(json.dumps(transform.to_timm()))) == transform
+    assert transform.at(transform.size * 2).squash == transform.squash
+    photo = Image.fromarray(photograph(150, 301))
+    theirs = timm.data.create_transform(**wanted)(photo)
+    assert (levels(transform(photo), transform) - levels(theirs, transform)).abs().max() <= 2
+
+
 # Extraction
 
 
