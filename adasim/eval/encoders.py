@@ -25,6 +25,8 @@ from adasim.models.transforms import EvalTransform
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.folder import RunFolder, check_source
 
+_USUAL_SIZE = 224  # of a model that is known by its name alone
+
 
 @dataclass
 class Encoder:
@@ -42,10 +44,17 @@ class Encoder:
     """The data the run was pretrained on."""
     method: str | None = None
     """The method that the run was pretrained with."""
+    named: bool = False
+    """Whether it is known by a model's name."""
+    usual_size: int = 0
+    """Side in pixels of what it sees where nobody asks for another."""
     resized: bool = False
     """Whether another size was asked for than the encoder's own."""
     note: str | None = None
     """A sentence on what had to be assumed."""
+
+    def __post_init__(self) -> None:
+        self.usual_size = self.usual_size or self.transform.size
 
     @property
     def features_folder(self) -> Path:
@@ -95,6 +104,7 @@ def open_encoder(
     else:
         size = size or named_size
         encoder = _from_name(str(model), random_weights, size)
+        encoder.usual_size = named_size or encoder.usual_size
     encoder.resized = size is not None
     if size is not None and size != encoder.transform.size:
         encoder.transform = encoder.transform.at(size)
@@ -145,11 +155,11 @@ def _from_name(name: str, random_weights: bool, size: int | None) -> Encoder:
         spec = {"name": name, "timm": name, "image_size": net.pretrained_cfg["input_size"][-1]}
         width = getattr(net, "head_hidden_size", None) or net.num_features
         backbone = Backbone(net, spec | {"dim": width}, EvalTransform.for_timm(net)).eval()
-        return Encoder(name, backbone, backbone.transform, "timm's pretrained weights")
+        return Encoder(name, backbone, backbone.transform, "timm's pretrained weights", named=True)
     try:
         with seeding.seeded(seeding.key(0, "random weights")):
-            side = size or 224
-            backbone = build_backbone(ModelConfig(name=name, drop_path=0.0), side, student=False).eval()
+            model = ModelConfig(name=name, drop_path=0.0)
+            backbone = build_backbone(model, size or _USUAL_SIZE, student=False).eval()
     except UserError as error:
         raise UserError(f"{name} is no run folder and no file. {error}") from None
     if not random_weights:
@@ -157,8 +167,8 @@ def _from_name(name: str, random_weights: bool, size: int | None) -> Encoder:
             f"There are no trained weights called {name}. Name a run folder, or measure an untrained encoder "
             f"with --random-weights."
         )
-    transform = EvalTransform.for_timm(backbone.net) if pretrained else EvalTransform.of_size(side)
-    return Encoder(name, backbone, transform, "random weights, untrained")
+    transform = EvalTransform.for_timm(backbone.net) if pretrained else EvalTransform.of_size(_USUAL_SIZE)
+    return Encoder(name, backbone, transform, "random weights, untrained", named=True)
 
 
 def _download(name: str, size: int | None) -> Any:

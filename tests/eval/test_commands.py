@@ -83,7 +83,7 @@ def test_linear_takes_the_protocol_of_the_run_and_reports_best_and_last(
     run = make_run(model=model, method=method)
     main(["eval", "linear", str(run), "--epochs", "4", "--rates", "0.01", "0.1"])
     [line] = results(run)
-    assert line["setting"] == f"{method}, quick"
+    assert line["setting"] == f"{method}, quick, epochs=4, rates=0.01 0.1"
     assert line["metrics"]["top1_best"] >= line["metrics"]["top1_last"] > 0
     assert len(line["metrics"]["top1_last_by_rate"]) == len(line["metrics"]["rates"]) >= 2
     assert line["settings"]["epochs"] == 4
@@ -93,7 +93,27 @@ def test_linear_can_train_on_augmented_images(make_run: MakeRun) -> None:
     run = make_run(source="synthetic:64")
     main(["eval", "linear", str(run), "--augmented", "--epochs", "2", "--batch-size", "32", "--rates", "1"])
     [line] = results(run)
-    assert line["setting"] == "simsiam, augmented"
+    assert line["setting"] == "simsiam, augmented, epochs=2, batch=32, rates=1"
+
+
+def test_what_is_not_as_usual_has_a_column_of_its_own(make_run: MakeRun) -> None:
+    run = str(make_run(source="synthetic:64"))
+    main(["eval", "linear", run, "--epochs", "90", "--batch-size", "64"])  # as usual
+    main(["eval", "knn", run, "--size", "16"])  # its own
+    main(["eval", "knn", run, "--size", "32"])
+    main(["eval", "fewshot", run, "--episodes", "9", "--queries", "3"])
+    main(["eval", "views", run, "--queries", "32"])
+    main(["eval", "segmentation", run, "--size", "32", "--epochs", "1", "--lr", "0.1", "--blocks", "2"])
+    lines = results(Path(run))
+    assert [line["setting"] for line in lines] == [
+        "simsiam, quick",
+        "k=20",
+        "k=20, size=32",
+        "5-way 5-shot, queries=3, episodes=9",
+        "top-1, queries=32",
+        "mIoU, quick, blocks=2, epochs=1, lr=0.1",
+    ]
+    assert lines[-1]["settings"]["batch_size"] == 64  # what was used
 
 
 @pytest.mark.parametrize("mode", ["--quick", "--augmented"])

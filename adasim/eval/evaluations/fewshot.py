@@ -12,7 +12,7 @@ from rich.table import Table
 
 from adasim.data import describe
 from adasim.errors import UserError
-from adasim.eval.evaluations.base import Evaluation
+from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.report import Report
@@ -56,7 +56,7 @@ class Fewshot(Evaluation):
                 extractor.result(
                     "fewshot",
                     accuracy.mean,
-                    setting=f"{self.ways}-way {self.shots}-shot",
+                    setting=self._setting(extractor),
                     metrics={"mean": accuracy.mean, "interval95": accuracy.interval95},
                     data=data,
                     settings=self._options()
@@ -69,6 +69,14 @@ class Fewshot(Evaluation):
             table.add_row("average", "", f"{mean:.2f}", "", style="bold")
         what = f"Few-shot, {self.ways}-way {self.shots}-shot, {self.episodes} episodes"
         return Report(results=tuple(results), title=extractor.title(what), table=table)
+
+    def _setting(self, extractor: Extractor) -> str:
+        return with_changes(
+            f"{self.ways}-way {self.shots}-shot",
+            queries=(self.queries, Fewshot.queries),
+            episodes=(self.episodes, Fewshot.episodes),
+            size=(extractor.encoder.transform.size, extractor.encoder.usual_size),
+        )
 
     def _options(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("ways", "shots", "queries", "episodes")}

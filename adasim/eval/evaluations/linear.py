@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.eval.augmented import augmented_batches
-from adasim.eval.evaluations.base import Evaluation, pick_mode
+from adasim.eval.evaluations.base import Evaluation, pick_mode, with_changes
 from adasim.eval.extractor import Extractor, SplitFeatures
 from adasim.eval.options import Flag, Sources
 from adasim.eval.protocols.linear import (
@@ -77,18 +77,27 @@ class Linear(Evaluation, Sources):
             sentences.append(
                 f"The best rate, {result.best.rate:g}, is still at the sweep's edge: try further --rates."
             )
+        usual = usual_batch(published, len(split.train_ids))
+        epochs, batch_size = len(result.top1), self.batch_size or usual
+        size = extractor.encoder.transform.size
         line = extractor.result(
             "linear",
             result.best.top1,
-            setting=f"{protocol}, {mode}",
+            setting=with_changes(
+                f"{protocol}, {mode}",
+                epochs=(epochs, published.epochs),
+                batch=(batch_size, usual),
+                rates=(tuple(self.rates), SWEEP),
+                size=(size, extractor.encoder.usual_size),
+            ),
             metrics=_metrics(result),
             data=split,
             settings={
                 "protocol": protocol,
                 "mode": mode,
-                "epochs": len(result.top1),
-                "batch_size": self.batch_size or usual_batch(published, len(split.train_ids)),
-                "size": extractor.encoder.transform.size,
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "size": size,
             },
         )
         return Report(
