@@ -425,6 +425,9 @@ def test_online_accuracy_is_100_for_features_that_tell_the_class_and_chance_for_
     assert online_knn(sighted, ArrayImages("told", pixels, labels), SMALL) == 100
     shuffled = labels[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
     assert online_knn(sighted, ArrayImages("hidden", pixels, shuffled), SMALL) < 45
+    partly = torch.where(torch.arange(400) < 200, labels, -1)
+    assert online_knn(sighted, ArrayImages("partly", pixels, partly), SMALL) == 100
+    assert math.isnan(online_knn(sighted, ArrayImages("none", pixels, torch.full((400,), -1)), SMALL))
 
 
 def test_online_accuracy_looks_at_no_more_images_than_it_may(resnet: Backbone) -> None:
