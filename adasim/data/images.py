@@ -84,6 +84,10 @@ class ImageSet(ABC):
         """In words, what the source holds beside this split."""
         return ""
 
+    def more_splits(self, known: set[str]) -> list[ImageSet]:
+        """The labelled splits of the source beside those that are known."""
+        return []
+
     def where(self, i: int) -> str:
         """Where image i is, for people: its path, or `name[i]`."""
         return f"{self.name}[{i}]"

@@ -156,12 +156,13 @@ def test_fewshot_pools_the_splits_and_prints_the_average_over_data_sets(
     run = make_run()
     data = tmp_path / "photos"
     folders(data / "train", dict.fromkeys("abcde", 14))
-    folders(data / "test", dict.fromkeys("abcde", 6), seed=1)
+    folders(data / "test", dict.fromkeys("abcde", 4), seed=1)
+    folders(data / "val", dict.fromkeys("abcde", 2), seed=2)
     main(["eval", "fewshot", str(run), "--data", "synthetic:320", str(data), "--episodes", "50"])
     first, second = results(run)
     assert (first["data"]["name"], second["data"]["name"]) == ("synthetic:320", "photos")
     assert second["data"]["images"] == 100  # twenty a class, as five shots and fifteen queries need
-    images = [open_images(str(data), split=split) for split in ("train", "test")]
+    images = [FolderImages(data / split) for split in ("train", "test", "val")]
     features = torch.cat([extract(load_backbone(run), part, TRANSFORM) for part in images])
     labels = torch.cat([part.labels for part in images if part.labels is not None])
     wanted = fewshot_accuracy(features, labels, episodes=50)

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import adasim
 from adasim.cli.main import main
-from adasim.data import ArrayImages, open_images
+from adasim.data import ArrayImages, open_images, synthetic
 from adasim.errors import UserError
 from adasim.eval import protocols
 from adasim.eval.encoders import open_encoder
@@ -24,7 +24,7 @@ from adasim.eval.evaluations.linear import protocol_of
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import extract
 from adasim.eval.protocols.linear import LINEAR_PROTOCOLS, linear_probe
-from adasim.eval.splits import Split, match_classes, match_test_labels, open_split
+from adasim.eval.splits import Split, match_classes, match_test_labels, open_all, open_split
 from adasim.registry import EVALUATIONS, METHODS, load_plugin
 
 MakeRun = Callable[..., Path]
@@ -292,6 +292,24 @@ def test_masks_and_labels_are_divided_by_one_function(tmp_path: Path) -> None:
         open_split(source, None, None, size=16)
     with pytest.raises(UserError, match="needs --train or --data"):
         open_split(None, None, source, size=16, masks=True)
+
+
+def test_a_test_split_that_is_broken_is_not_replaced_by_held_out_images(tmp_path: Path) -> None:
+    images, labels = synthetic(40, 16).images.numpy(), np.arange(40) % 4
+    arrays = {"x_train": images, "y_train": labels}
+    source = str(tmp_path / "data.npz")
+    for broken in ({"x_test": images / 255}, {"x_test": images, "y_test": labels[:5]}):
+        np.savez(source, **arrays, **broken)  # type: ignore[arg-type]
+        for measure in (
+            lambda: open_split(source, None, None, size=16),
+            lambda: open_split("synthetic:40", None, source, size=16),
+            lambda: open_all(source, size=16),
+        ):
+            with pytest.raises(UserError, match="must be"):
+                measure()
+    np.savez(source, **arrays)  # type: ignore[arg-type]  # without one
+    assert len(open_split(source, None, None, size=16).test_ids) == 8
+    assert len(open_all(source, size=16)) == 1
 
 
 def test_a_missing_label_is_never_taken_for_the_last_class() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.report import Report
-from adasim.eval.splits import Source, data_name, match_classes, open_source, require_labels
+from adasim.eval.splits import Source, data_name, match_classes, open_all, require_labels
 from adasim.registry import EVALUATIONS
 
 
@@ -86,9 +85,7 @@ class Fewshot(Evaluation):
     ) -> tuple[FewShotAccuracy, dict[str, Any]]:
         """The accuracy on all splits of a data set together, and what the data set was."""
         size = extractor.encoder.transform.size
-        splits = [open_source(source, size=size, exclude=extractor.exclude)]
-        with suppress(UserError):  # not divided: all of it is there already
-            splits.append(open_source(source, size=size, split="test", exclude=extractor.exclude))
+        splits = open_all(source, size=size, exclude=extractor.exclude)
         for images in splits:
             extractor.say(describe(images, unused=False))
         classes = sorted({name for images in splits for name in images.classes})
