@@ -18,8 +18,9 @@ import timm
 from adasim import seeding
 from adasim.config import ModelConfig
 from adasim.errors import UserError
-from adasim.eval.features import default_folder
+from adasim.eval.features import default_folder, require_size
 from adasim.eval.results import RESULTS_FILE
+from adasim.fields import at_least
 from adasim.models import BACKBONE_FILE, Backbone, build_backbone, load_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.registry import METHODS, PAIRS
@@ -87,6 +88,8 @@ def open_encoder(
         size: side in pixels of what the encoder sees, instead of its own.
         named_size: the same for a model that is known by its name, where `size` does not say.
     """
+    if size is not None:
+        at_least("size", size, 1)
     path = Path(model) if isinstance(model, str | Path) else None
     stored = path is not None and (path.exists() or os.sep in str(model) or path.suffix == ".safetensors")
     if random_weights and (stored or path is None):
@@ -106,6 +109,8 @@ def open_encoder(
         encoder = _from_name(str(model), random_weights, size)
         encoder.usual_size = named_size or encoder.usual_size
     encoder.resized = size is not None
+    if size is not None:
+        require_size(encoder.backbone, size)
     if size is not None and size != encoder.transform.size:
         encoder.transform = encoder.transform.at(size)
     return encoder

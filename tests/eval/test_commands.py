@@ -448,6 +448,7 @@ def test_held_patch_features_are_those_of_the_images_in_order(make_run: MakeRun)
 def bad(tmp_path: Path, make_run: MakeRun) -> Path:
     """A run and many data sets that are not right."""
     make_run()
+    make_run("vit", model="vit_mini")
     folders(tmp_path / "train", {"cat": 12, "dog": 12})
     folders(tmp_path / "strange", {"dog": 3, "yak": 3})
     folders(tmp_path / "few", {**dict.fromkeys("abcd", 20), "rare": 7})
@@ -462,6 +463,8 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
     Image.fromarray(np.zeros((20, 24, 3), np.uint8)).save(tmp_path / "colour" / "masks" / "0.png")
     masked(tmp_path / "lonely", 6)
     (tmp_path / "lonely" / "masks" / "4.png").unlink()
+    masked(tmp_path / "damaged", 6)
+    (tmp_path / "damaged" / "masks" / "3.png").write_bytes(b"no image")
     images = synthetic(20, 16)
     np.savez(tmp_path / "maskless.npz", images=images.images.numpy())
     np.savez(tmp_path / "shifted.npz", images=images.images.numpy(), masks=images.masks.numpy()[:, :8])
@@ -500,6 +503,12 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
         ("linear {}/run --quick --augmented", "--quick and --augmented exclude each other"),
         ("table {}/run", "No results in"),
         ("vote {}/run", "Unknown evaluation 'vote'"),
+        ("knn {}/vit --size 18 --data {}/train", "cannot look at images of 18 x 18 pixels (Input height"),
+        ("knn {}/vit --size 0 --data {}/train", "size=0 must be at least 1"),
+        ("segmentation {}/run --data {}/damaged", "A mask cannot be read: {}/damaged/masks/3.png"),
+        ("knn {}/run --workers -1", "workers=-1 must be at least 0"),
+        ("linear {}/run --augmented --batch-size 0", "batch_size=0 must be at least 1"),
+        ("segmentation {}/run --batch-size -1", "batch_size=-1 must be at least 1"),
         ("knn {}/run --device warp", "device=warp cannot be used here"),
     ],
 )
@@ -507,7 +516,16 @@ def test_bad_input_gets_one_sentence(
     bad: Path, arguments: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = refusal(arguments.replace("{}", str(bad)).split(), capsys)
-    assert expected in error
+    assert expected.replace("{}", str(bad)) in error
+
+
+def test_segmentation_says_that_an_encoder_knows_one_size_alone(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(model="vit_tiny_patch16_224", size=32)  # timm's own, and so without dynamic_img_size
+    assert "cannot look at images of 64 x 64 pixels (Input height" in refusal(
+        ["segmentation", str(run)], capsys
+    )
 
 
 def test_nan_features_are_refused(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:

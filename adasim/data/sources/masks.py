@@ -115,7 +115,10 @@ def count_classes(images: ImageSet, wanted: int | None, ignore: Sequence[int] = 
         return len(images.classes)
     greatest = -1
     for i in range(len(images)):
-        mask = images.mask(i)
+        try:
+            mask = images.mask(i)
+        except Unreadable as error:
+            raise UserError(f"A mask cannot be read: {error}. Repair or remove it.") from None
         if mask is None:
             continue
         mask = blank(mask, ignore)

@@ -26,6 +26,7 @@ from adasim.eval.protocols.linear import (
 )
 from adasim.eval.report import Report
 from adasim.eval.splits import Split, Subset
+from adasim.fields import at_least
 from adasim.models.transforms import EvalTransform
 from adasim.registry import EVALUATIONS, METHODS
 
@@ -58,6 +59,8 @@ class Linear(Evaluation, Sources):
     """1024 (dino) or 4096 (simsiam) by default; 256 below 100,000 training images."""
 
     def run(self, extractor: Extractor) -> Report:
+        if self.batch_size is not None:
+            at_least("batch_size", self.batch_size, 1)
         quick = pick_mode(self.quick, self.augmented, extractor.small)
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
         published = linear_protocol(protocol)

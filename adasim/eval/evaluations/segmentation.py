@@ -18,6 +18,7 @@ from adasim.eval.options import Flag, Sources
 from adasim.eval.protocols.segmentation import MaskBatches, SegmentationResult, linear_segmentation
 from adasim.eval.report import Report
 from adasim.eval.splits import Split
+from adasim.fields import at_least
 from adasim.registry import EVALUATIONS
 
 SEGMENTATION_SIZE = 2
@@ -60,6 +61,9 @@ class Segmentation(Evaluation, Sources):
     """Adam's constant rate: 0.1 by default, 0.01 in quick mode."""
 
     def run(self, extractor: Extractor) -> Report:
+        for name in ("epochs", "batch_size", "blocks"):
+            if (value := getattr(self, name)) is not None:
+                at_least(name, value, 1)
         quick = pick_mode(self.quick, self.augmented, extractor.small)
         encoder = extractor.encoder
         usual_size = encoder.usual_size * (1 if encoder.named else SEGMENTATION_SIZE)
