@@ -124,7 +124,8 @@ def _from_path(path: Path) -> Encoder:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         backbone = load_backbone(path)
-    if not (folder / "config.json").is_file():
+    is_run = (path.is_dir() or path.name == BACKBONE_FILE) and (folder / "config.json").is_file()
+    if not is_run:  # another file in a run folder, such as a copy of an earlier epoch, has figures of its own
         note = str(said[0].message) if said else None
         return Encoder(path.stem, backbone, backbone.transform, "a file without its run", note=note)
     method, pairs, source = _pretraining(folder)

@@ -333,6 +333,16 @@ def test_a_copy_of_the_file_gives_the_figures_of_its_run(make_run: MakeRun, tmp_
     )
 
 
+def test_another_file_in_a_run_folder_is_not_the_run(make_run: MakeRun) -> None:
+    run = make_run()
+    earlier = run / "epoch50.safetensors"
+    earlier.write_bytes((run / "backbone.safetensors").read_bytes())
+    main(["eval", "knn", str(earlier), "--data", "synthetic:64"])
+    assert not (run / "results.jsonl").exists()
+    assert open_encoder(str(earlier)).name == "epoch50"
+    assert open_encoder(str(run / "backbone.safetensors")).run == run
+
+
 def without_transform(file: Path) -> None:
     """Rewrite a backbone file as versions did that kept no normalisation."""
     with safetensors.safe_open(file, framework="pt") as opened:
