@@ -71,6 +71,14 @@ def test_python_gives_what_the_command_line_prints_and_keeps_it(
     assert len(kept(run)) == 2
 
 
+def test_a_report_outlives_a_results_file_that_cannot_be_written(make_run: MakeRun) -> None:
+    run = make_run(source="synthetic:64")
+    (run / "results.jsonl").mkdir()
+    with pytest.warns(UserWarning, match="could not be written"):
+        report = adasim.evaluate(run, "knn", k=5)
+    assert report.metrics["top1_k5"] > 0
+
+
 def test_a_file_and_an_encoder_in_memory_are_measured_too(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     wanted = adasim.evaluate(run, "knn", data="synthetic:320")
