@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from adasim.config import Config
 from adasim.data import ImageSet, ImagesLike, worker_count
+from adasim.errors import UserError
 from adasim.eval.evaluations.base import make_evaluation
 from adasim.eval.extractor import open_extractor
 from adasim.eval.online import online_knn
@@ -88,5 +90,8 @@ def evaluate(
     extractor = open_extractor(model, chosen, named_size=chosen.named_size, say=said.append)
     report: Report = chosen.run(extractor)
     if save:
-        extractor.keep(report.results, chosen.results)
+        try:
+            extractor.keep(report.results, chosen.results)
+        except UserError as error:  # hours of work are in the report
+            warnings.warn(str(error), stacklevel=2)
     return replace(report, said=tuple(said))

@@ -6,3 +6,7 @@ class UserError(Exception):
 
     shared = False
     """Whether every process of a run raises it, so that the first may speak for all."""
+
+
+class MissingSplitError(UserError):
+    """A source has no such split: not a mistake where the split is not needed."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -82,6 +83,10 @@ class ImageSet(ABC):
     def unused(self) -> str:
         """In words, what the source holds beside this split."""
         return ""
+
+    def more_splits(self, known: set[str]) -> list[ImageSet]:
+        """The labelled splits of the source beside those that are known."""
+        return []
 
     def where(self, i: int) -> str:
         """Where image i is, for people: its path, or `name[i]`."""
@@ -172,3 +177,15 @@ def numbered_classes(labels: Tensor | None) -> list[str]:
             f"from 0 up."
         )
     return [str(c) for c in range(greatest + 1)]
+
+
+def distinct_classes(labels: Tensor | None, names: Sequence[str]) -> list[str]:
+    """The names of the classes, no two alike: where one is repeated, its number goes along, as in `crane (134)`.
+
+    Where labels have no names, or too few, these are numbers.
+    """
+    numbers = numbered_classes(labels)
+    if len(names) < len(numbers):
+        return numbers
+    counts = Counter(names)
+    return [name if counts[name] == 1 else f"{name} ({i})" for i, name in enumerate(names)]

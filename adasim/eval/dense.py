@@ -17,7 +17,7 @@ from adasim import seeding
 from adasim.data import ImageSet, Unreadable
 from adasim.data.sources.masks import IGNORE, blank, require_same_size
 from adasim.errors import UserError
-from adasim.eval.features import frozen, progress_bar
+from adasim.eval.features import frozen, progress_bar, require_size
 from adasim.eval.protocols.segmentation import MaskBatches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
@@ -121,6 +121,7 @@ class PatchFeatures:
 
     def _size_up(self, count: int) -> tuple[int, int]:
         """Width of the features, and the bytes that `count` of them take."""
+        require_size(self.backbone, self._items.size)
         pixels = torch.zeros(1, 3, self._items.size, self._items.size, dtype=torch.uint8, device=self.device)
         patches = self._patches(self._transform.normalise(pixels))
         return patches.shape[1], patches.numel() * 4 * count

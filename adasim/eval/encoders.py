@@ -8,7 +8,7 @@ import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ import timm
 from adasim import seeding
 from adasim.config import ModelConfig
 from adasim.errors import UserError
-from adasim.eval.features import default_folder
+from adasim.eval.features import default_folder, require_size
 from adasim.eval.results import RESULTS_FILE
+from adasim.fields import at_least
 from adasim.models import BACKBONE_FILE, Backbone, build_backbone, load_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.folder import RunFolder, check_source
+
+_USUAL_SIZE = 224  # of a model that is known by its name alone
 
 
 @dataclass
@@ -42,10 +45,17 @@ class Encoder:
     """The data the run was pretrained on."""
     method: str | None = None
     """The method that the run was pretrained with."""
+    named: bool = False
+    """Whether it is known by a model's name."""
+    usual_size: int = 0
+    """Side in pixels of what it sees where nobody asks for another."""
     resized: bool = False
     """Whether another size was asked for than the encoder's own."""
     note: str | None = None
     """A sentence on what had to be assumed."""
+
+    def __post_init__(self) -> None:
+        self.usual_size = self.usual_size or self.transform.size
 
     @property
     def features_folder(self) -> Path:
@@ -78,6 +88,8 @@ def open_encoder(
         size: side in pixels of what the encoder sees, instead of its own.
         named_size: the same for a model that is known by its name, where `size` does not say.
     """
+    if size is not None:
+        at_least("size", size, 1)
     path = Path(model) if isinstance(model, str | Path) else None
     stored = path is not None and (path.exists() or os.sep in str(model) or path.suffix == ".safetensors")
     if random_weights and (stored or path is None):
@@ -95,12 +107,12 @@ def open_encoder(
     else:
         size = size or named_size
         encoder = _from_name(str(model), random_weights, size)
+        encoder.usual_size = named_size or encoder.usual_size
     encoder.resized = size is not None
+    if size is not None:
+        require_size(encoder.backbone, size)
     if size is not None and size != encoder.transform.size:
-        own = encoder.transform
-        encoder.transform = replace(
-            EvalTransform.of_size(size, own.mean, own.std), interpolation=own.interpolation
-        )
+        encoder.transform = encoder.transform.at(size)
     return encoder
 
 
@@ -112,7 +124,8 @@ def _from_path(path: Path) -> Encoder:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         backbone = load_backbone(path)
-    if not (folder / "config.json").is_file():
+    is_run = (path.is_dir() or path.name == BACKBONE_FILE) and (folder / "config.json").is_file()
+    if not is_run:  # another file in a run folder, such as a copy of an earlier epoch, has figures of its own
         note = str(said[0].message) if said else None
         return Encoder(path.stem, backbone, backbone.transform, "a file without its run", note=note)
     method, pairs, source = _pretraining(folder)
@@ -148,11 +161,11 @@ def _from_name(name: str, random_weights: bool, size: int | None) -> Encoder:
         spec = {"name": name, "timm": name, "image_size": net.pretrained_cfg["input_size"][-1]}
         width = getattr(net, "head_hidden_size", None) or net.num_features
         backbone = Backbone(net, spec | {"dim": width}, EvalTransform.for_timm(net)).eval()
-        return Encoder(name, backbone, backbone.transform, "timm's pretrained weights")
+        return Encoder(name, backbone, backbone.transform, "timm's pretrained weights", named=True)
     try:
         with seeding.seeded(seeding.key(0, "random weights")):
-            side = size or 224
-            backbone = build_backbone(ModelConfig(name=name, drop_path=0.0), side, student=False).eval()
+            model = ModelConfig(name=name, drop_path=0.0)
+            backbone = build_backbone(model, size or _USUAL_SIZE, student=False).eval()
     except UserError as error:
         raise UserError(f"{name} is no run folder and no file. {error}") from None
     if not random_weights:
@@ -160,8 +173,8 @@ def _from_name(name: str, random_weights: bool, size: int | None) -> Encoder:
             f"There are no trained weights called {name}. Name a run folder, or measure an untrained encoder "
             f"with --random-weights."
         )
-    transform = EvalTransform.for_timm(backbone.net) if pretrained else EvalTransform.of_size(side)
-    return Encoder(name, backbone, transform, "random weights, untrained")
+    transform = EvalTransform.for_timm(backbone.net) if pretrained else EvalTransform.of_size(_USUAL_SIZE)
+    return Encoder(name, backbone, transform, "random weights, untrained", named=True)
 
 
 def _download(name: str, size: int | None) -> Any:

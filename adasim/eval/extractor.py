@@ -19,6 +19,7 @@ from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Feat
 from adasim.eval.options import Options, Sources
 from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
+from adasim.fields import at_least
 from adasim.models import Backbone
 from adasim.models.transforms import SMALL, EvalTransform
 from adasim.ranks.devices import pick_device
@@ -51,6 +52,7 @@ class Extractor:
     """A file of verdicts: the images that it rejects are left out."""
 
     def __post_init__(self) -> None:
+        at_least("workers", self.workers, 0)
         self._cache = FeatureCache(self.encoder.features_folder if self.cached else None)
 
     @property

@@ -125,6 +125,20 @@ def encode(backbone: Backbone, views: Tensor, kind: FeatureKind = "pooled") -> T
     return torch.cat([cls for cls, _ in blocks], dim=1)  # type: ignore[misc]
 
 
+def require_size(backbone: Backbone, size: int) -> None:
+    """A sentence if the encoder cannot look at images of this side: a black one is tried."""
+    pixels = torch.zeros(1, 3, size, size, device=next(backbone.parameters()).device)
+    try:
+        with frozen(backbone), torch.inference_mode():
+            backbone(pixels)
+    except (AssertionError, RuntimeError, ValueError) as error:  # each of timm's nets says it in its own way
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise UserError(
+            f"{backbone.spec['name']} cannot look at images of {size} x {size} pixels ({reason}). Choose another "
+            f"--size."
+        ) from None
+
+
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for the length of the block, then every module as it was."""

@@ -29,11 +29,15 @@ def online_knn(
     """Top-1 in percent of a fifth of up to `max_images` training images, classified by the other four fifths.
 
     The images are the same at every call, so the values of a run compare. Nothing of the training state moves:
-    no random number is drawn, and the encoder's modes and running statistics are left as they were. Images of
-    a class that the four fifths lack are not asked about; where none is left, the answer is NaN.
+    no random number is drawn, and the encoder's modes and running statistics are left as they were. Images without
+    a label are left out, and those of a class that the four fifths lack are not asked about; where none is left, the
+    answer is NaN.
     """
     labels = require_labels(images)
-    chosen = seeding.permutation(seed, "online k-NN", 0, len(images))[:max_images]
+    chosen = seeding.permutation(seed, "online k-NN", 0, len(images))
+    chosen = chosen[labels[chosen] >= 0][:max_images]
+    if not len(chosen):
+        return math.nan
     unreadable: dict[int, str] = {}
     features = extract(
         backbone,

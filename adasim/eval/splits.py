@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from adasim import seeding
 from adasim.data import ImageSet, describe, leave_out, open_images
 from adasim.data.sources.masks import open_masked
-from adasim.errors import UserError
+from adasim.errors import MissingSplitError, UserError
 
 Source = str | ImageSet
 """What a person names, or images that are there already."""
@@ -87,7 +88,7 @@ def open_split(
     else:
         try:
             held = _open(source, "test", size, masks, exclude)
-        except UserError as error:
+        except MissingSplitError as error:
             train_ids, test_ids = hold_out(None if masks else images.labels, len(images), seed)
             note = f"{error} Here {len(test_ids)} of the {len(images)} images are held out at random as test images."
             return Split(name, images, images, train_ids, test_ids, note)
@@ -104,8 +105,19 @@ def open_source(source: Source, *, size: int, split: str = "train", exclude: Pat
     if isinstance(source, str):
         return leave_out(open_images(source, size=size, split=split), exclude)
     if split == "test":
-        raise UserError(f"{source.name} has no test images of its own.")
+        raise MissingSplitError(f"{source.name} has no test images of its own.")
     return leave_out(source, exclude)
+
+
+def open_all(source: Source, *, size: int, exclude: Path | None = None) -> list[ImageSet]:
+    """All splits of a source: its training and test images, and what else there is."""
+    if not isinstance(source, str):
+        return [leave_out(source, exclude)]
+    splits = [open_images(source, size=size)]
+    with suppress(MissingSplitError):  # not divided: all of it is there already
+        splits.append(open_images(source, size=size, split="test"))
+    splits += splits[0].more_splits({images.split for images in splits})
+    return [leave_out(images, exclude) for images in splits]
 
 
 def _open(source: Source, split: str, size: int, masks: bool, exclude: Path | None) -> ImageSet:
@@ -123,7 +135,7 @@ def _open_test(test: Source, train: Source, size: int, masks: bool, exclude: Pat
     """The test split of a source named as test images, or all of it where it is not divided."""
     try:
         return _open(test, "test", size, masks, exclude)
-    except UserError:
+    except MissingSplitError:
         if test == train:
             raise
         return _open(test, "train", size, masks, exclude)
@@ -164,6 +176,8 @@ def match_classes(labels: Tensor, classes: list[str], known: list[str]) -> Tenso
     Two folders number their classes each for itself: 3 here need not be 3 there. A name that is not in `known`
     becomes -1, and -1, no label, stays so.
     """
+    if classes == known:
+        return labels
     number = {name: i for i, name in enumerate(known)}
     table = torch.tensor([*(number.get(name, -1) for name in classes), -1], dtype=torch.int64)
     return table[labels]  # the last entry is that of -1

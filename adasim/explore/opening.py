@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +165,7 @@ def read_features(file: Path) -> tuple[Tensor, list[str]]:
         else:
             with found:
                 arrays = {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged archive raises nearly anything
         reason = getattr(error, "strerror", None) or "it is no .npz file of plain arrays"
         raise UserError(f"{file} cannot be read: {reason}.") from None
     tables = {name: array for name, array in arrays.items() if array.ndim == 2 and array.dtype.kind in "fiu"}

@@ -170,9 +170,10 @@ def _checked(header: str, path: Path) -> dict[str, Any]:
 
 def _read_transform(note: str, path: Path) -> EvalTransform:
     values = _json(note)
-    if not isinstance(values, dict) or set(values) != set(_TRANSFORM_FIELDS):
+    optional = {"crop_mode": Literal["squash"]}
+    if not isinstance(values, dict) or set(values) - set(optional) != set(_TRANSFORM_FIELDS):
         raise UserError(f"{path} has a damaged description of its normalisation. Export it again.")
-    _check_types(values, _TRANSFORM_FIELDS, path)
+    _check_types(values, _TRANSFORM_FIELDS | optional, path)
     if not (
         0 < values["crop_pct"] <= 1 and min(values["std"]) > 0 and 0 < values["input_size"][-1] < 1 << 16
     ):

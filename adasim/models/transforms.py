@@ -39,7 +39,7 @@ class EvalTransform:
     std: tuple[float, ...] = _IMAGENET[1]
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     squash: bool = False
-    """Resize both sides to `resize`, whatever the aspect: the few-shot protocol does."""
+    """Resize both sides to `resize`, whatever the aspect: the few-shot protocol does, and some of timm's models."""
 
     @classmethod
     def of_size(
@@ -66,7 +66,8 @@ class EvalTransform:
         interpolation: Literal["bilinear", "bicubic"] = (
             "bilinear" if wanted["interpolation"] == "bilinear" else "bicubic"
         )
-        return cls(size, resize, tuple(wanted["mean"]), tuple(wanted["std"]), interpolation)
+        squash = wanted.get("crop_mode") == "squash"
+        return cls(size, resize, tuple(wanted["mean"]), tuple(wanted["std"]), interpolation, squash)
 
     def to_timm(self) -> dict[str, Any]:
         """The same under timm's names: timm.data.create_transform(**...) makes the same view of a PIL image."""
@@ -79,7 +80,14 @@ class EvalTransform:
             "std": list(self.std) * (3 // len(self.std)),
             "interpolation": self.interpolation,
             "crop_pct": share,
+            **({"crop_mode": "squash"} if self.squash else {}),  # "center" is timm's default
         }
+
+    def at(self, size: int) -> EvalTransform:
+        """For another size: the published geometry, or squashed in the same proportion."""
+        other = EvalTransform.of_size(size, self.mean, self.std)
+        resize = size * self.resize // self.size if self.squash else other.resize
+        return replace(other, resize=resize, interpolation=self.interpolation, squash=self.squash)
 
     def for_fewshot(self) -> EvalTransform:
         """The few-shot protocol's geometry: squashed to a square 1.15 times the size, then cropped."""

@@ -176,40 +176,48 @@ class Reporter:
         memory, labels = self.state.memory, self.images.labels
         if memory is None:
             return {}
-        counts = neighbour_counts(memory.current_ids, memory.rows.start, labels)
-        if not memory.lists:  # who was visited is all that they say
-            counts = {"visited": counts["visited"]}
+        first = memory.rows.start
+        # Without lists, who was visited is all that the memory says.
+        counts = neighbour_counts(memory.current_ids, first, labels) if memory.lists else {}
         if labels is not None:
-            partners = policy.partners(epoch)[memory.rows.start : memory.rows.stop]  # as they were drawn
-            observed = memory.current_ids[:, 0] >= 0
-            own = labels[memory.rows.start : memory.rows.stop]
+            partners = policy.partners(epoch)[first : memory.rows.stop]  # as they were drawn
+            visited = (memory.current_ids[:, 0] >= 0).nonzero()[:, 0]
             chosen = {"partner_accuracy": partners}
             if memory.lists:
                 chosen["second_neighbour_accuracy"] = memory.best_other(partners)
             for name, images in chosen.items():
-                same = (labels[images.clamp(min=0)] == own) & (images >= 0)
-                counts[name] = int((same & observed).sum())
+                counts[name] = _same_class(images[visited].long(), visited + first, labels)
             if (
                 memory.lists and memory.epochs == 0 and memory.timing == "previous"
             ):  # p_win has no candidates yet
-                counts["second_neighbour_accuracy"] = math.nan
-        visited, *hits = self.ranks.all_mean(*counts.values())
-        names = list(counts)[1:]
-        return {name: hit / visited if visited else math.nan for name, hit in zip(names, hits, strict=True)}
+                counts["second_neighbour_accuracy"] = (math.nan, len(visited))
+        if not counts:
+            return {}
+        values = self.ranks.all_mean(*(value for pair in counts.values() for value in pair))
+        pairs = zip(counts, values[::2], values[1::2], strict=True)
+        return {name: hits / asked if asked else math.nan for name, hits, asked in pairs}
 
 
-def neighbour_counts(lists: Tensor, first: int, labels: Tensor | None) -> dict[str, float]:
-    """How many of the lists (N, K) of the images from `first` on name the image, or one of its class, at rank 1, 2.
+def neighbour_counts(lists: Tensor, first: int, labels: Tensor | None) -> dict[str, tuple[float, float]]:
+    """How many of the lists (N, K) of the images from `first` on name the image, or one of its class, at rank 1, 2;
+    and of how many lists that can be said.
 
     The first is mostly the image itself, so its class says little; the second is the one to watch.
     """
     visited = (lists[:, 0] >= 0).nonzero()[:, 0]
     images = visited + first
-    counts: dict[str, float] = {"visited": len(visited)}
+    counts: dict[str, tuple[float, float]] = {}
     for rank in range(min(2, lists.shape[1])):
         neighbour = lists[visited, rank].long()
-        counts[f"nn_self_top{rank + 1}"] = int((neighbour == images).sum())
+        counts[f"nn_self_top{rank + 1}"] = (int((neighbour == images).sum()), len(visited))
         if labels is not None:
-            same = (labels[neighbour.clamp(min=0)] == labels[images]) & (neighbour >= 0)
-            counts[f"nn_accuracy_top{rank + 1}"] = int(same.sum())
+            counts[f"nn_accuracy_top{rank + 1}"] = _same_class(neighbour, images, labels)
     return counts
+
+
+def _same_class(neighbours: Tensor, images: Tensor, labels: Tensor) -> tuple[int, int]:
+    """How many neighbours are of their image's class, and of how many that is known: not without a label (-1)."""
+    there = neighbours >= 0
+    own, other = labels[images], labels[neighbours.clamp(min=0)]
+    known = (own >= 0) & ((other >= 0) | ~there)  # an image without a neighbour counts as a miss
+    return int(((own == other) & there & known).sum()), int(known.sum())

@@ -173,7 +173,8 @@ def _transform(subject: Subject, to: str) -> str:
         "pt2": "in the file's extra file `pretrained_cfg.json`",
     }[to]
     named = own.to_timm()
-    resized = f"the shorter side is resized to {own.resize} pixels ({own.interpolation}, antialiased), the centre of "
+    sides = "both sides are" if own.squash else "the shorter side is"
+    resized = f"{sides} resized to {own.resize} pixels ({own.interpolation}, antialiased), the centre of "
     text = (
         f"Upright RGB; {resized}{own.size} x {own.size} is cut out, values are divided by 255, less the mean "
         f"{_numbers(named['mean'])}, divided by {_numbers(named['std'])}. `transform.py` does it; the same numbers "

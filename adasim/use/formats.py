@@ -70,7 +70,7 @@ class Subject:
     @property
     def metadata(self) -> dict[str, Any]:
         """The transform under timm's names, for a format's metadata."""
-        return self.transform.to_timm() | {"crop_mode": "center"}
+        return {"crop_mode": "center"} | self.transform.to_timm()
 
     def example(self, count: int = 2) -> Tensor:
         """Normalised pixels of no image in particular, always the same."""

@@ -25,7 +25,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms.v2 import functional as F
 
 SIZE = {size}  # side of the square that the encoder sees
-RESIZE = {resize}  # the shorter side before the centre is cut out
+RESIZE = {resize}  # {resized} before the centre is cut out
 MEAN = {mean}
 STD = {std}
 INTERPOLATION = F.InterpolationMode("{interpolation}")
@@ -40,13 +40,17 @@ def transform(image):
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     pixels = F.pil_to_tensor(image.convert("RGB"))
-    height, width = pixels.shape[-2:]
-    short = min(height, width)
-    target = [int(RESIZE * height / short), int(RESIZE * width / short)]
+{target}
     pixels = F.resize(pixels, target, interpolation=INTERPOLATION, antialias=True)
     pixels = F.center_crop(pixels, [SIZE, SIZE])
     return F.normalize(F.to_dtype(pixels, torch.float32, scale=True), MEAN, STD)
 '''
+
+_KEEPING_ASPECT = """\
+    height, width = pixels.shape[-2:]
+    short = min(height, width)
+    target = [int(RESIZE * height / short), int(RESIZE * width / short)]"""
+_SQUASHED = "    target = [RESIZE, RESIZE]  # whatever the aspect"
 
 _TIMM = '''\
 """Makes this encoder known to timm, which has no argument for its stem. With this folder on Python's path:
@@ -122,6 +126,8 @@ def transform_file(transform: EvalTransform) -> str:
     return _TRANSFORM.format(
         size=transform.size,
         resize=transform.resize,
+        resized="both sides" if transform.squash else "the shorter side",
+        target=_SQUASHED if transform.squash else _KEEPING_ASPECT,
         mean=named["mean"],
         std=named["std"],
         interpolation=transform.interpolation,

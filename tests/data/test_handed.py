@@ -101,6 +101,15 @@ def test_labels_are_taken_from_the_data_sets_own_list() -> None:
     assert pair.labels.tolist() == list(range(20))
 
 
+def test_classes_of_one_name_are_told_apart_by_their_numbers() -> None:
+    data = Labelled()
+    data.classes = (("crane",), ("emu", "Dromaius"), ("crane",))  # type: ignore[assignment]  # as torchvision's ImageNet
+    assert as_images(data).classes == ["crane (0)", "emu, Dromaius", "crane (2)"]
+    bare = synthetic(48)
+    bare.classes = []  # as a set of one's own may leave them
+    assert as_images(bare).classes == [str(c) for c in range(int(bare.labels.max()) + 1)]
+
+
 @pytest.mark.parametrize(
     "targets", [["cat"] * 20, [-1] * 20, [0.5] * 20, [0] * 19, [[0, 1]] * 20, [1] * 20, [10**9] * 20]
 )

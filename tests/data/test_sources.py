@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adasim.data import as_images, check_same_data, describe, open_images, record
-from adasim.errors import UserError
+from adasim.errors import MissingSplitError, UserError
 from adasim.registry import SOURCES
 
 from .pictures import save_image, smooth
@@ -121,6 +121,18 @@ def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path)
     assert data.labels.tolist() == [0, 1, 1, 0]
     assert data.classes == ["x", "y"]
     assert len(open_images(f"hf:{tmp_path / 'hf'}", split="test")) == 1
+    more = datasets.DatasetDict({"train": table, "test": table.select([0, 1]), "extra": table.select([3])})
+    more.save_to_disk(tmp_path / "more")
+    (extra,) = open_images(f"hf:{tmp_path / 'more'}").more_splits({"train", "test"})
+    assert (extra.split, len(extra)) == ("extra", 1)
+    rows["kind"] = [None, None, 1, 0]
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "partly")
+    assert open_images(f"hf:{tmp_path / 'partly'}").labels.tolist() == [-1, -1, 1, 0]  # type: ignore[union-attr]
+    gone = datasets.Dataset.from_dict({**rows, "kind": [None] * 4}, features=features)
+    datasets.DatasetDict({"train": table, "test": gone, "val": table}).save_to_disk(tmp_path / "gone")
+    assert open_images(f"hf:{tmp_path / 'gone'}", split="test").split == "val"
+    with pytest.raises(MissingSplitError, match="one split without test images"):
+        open_images(f"hf:{tmp_path / 'partly'}", split="test")
     hidden = table.remove_columns("kind").add_column("kind", [-1] * len(table)).cast(features)
     datasets.DatasetDict({"test": hidden, "validation": table}).save_to_disk(tmp_path / "hidden")
     assert open_images(f"hf:{tmp_path / 'hidden'}", split="test").split == "validation"  # which has labels
@@ -161,11 +173,15 @@ def test_a_kind_of_data_of_ones_own_is_opened_by_its_prefix(monkeypatch: pytest.
     @SOURCES.register("lmdb")
     def open_lmdb(rest: str, *, size: int, split: str, seed: int) -> Any:
         asked.append((rest, size, split, seed))
-        return as_images(smooth(5, 8, 8)) if rest else None
+        images = as_images(smooth(5, 8, 8)) if rest else None
+        if images is not None:
+            images.labels = torch.arange(5) - 1  # without names
+        return images
 
     data = open_images("lmdb:/some/where:else", size=48, split="test", seed=3)
     assert asked == [("/some/where:else", 48, "test", 3)]
     assert len(data) == 5
+    assert data.classes == ["0", "1", "2", "3"]
     with pytest.raises(UserError, match=r"\(generated images\), lmdb:\.\.\."):
         open_images("")
     with pytest.raises(UserError, match="lmdb: gave no ImageSet but NoneType"):

@@ -83,7 +83,7 @@ def test_linear_takes_the_protocol_of_the_run_and_reports_best_and_last(
     run = make_run(model=model, method=method)
     main(["eval", "linear", str(run), "--epochs", "4", "--rates", "0.01", "0.1"])
     [line] = results(run)
-    assert line["setting"] == f"{method}, quick"
+    assert line["setting"] == f"{method}, quick, epochs=4, rates=0.01 0.1"
     assert line["metrics"]["top1_best"] >= line["metrics"]["top1_last"] > 0
     assert len(line["metrics"]["top1_last_by_rate"]) == len(line["metrics"]["rates"]) >= 2
     assert line["settings"]["epochs"] == 4
@@ -93,7 +93,27 @@ def test_linear_can_train_on_augmented_images(make_run: MakeRun) -> None:
     run = make_run(source="synthetic:64")
     main(["eval", "linear", str(run), "--augmented", "--epochs", "2", "--batch-size", "32", "--rates", "1"])
     [line] = results(run)
-    assert line["setting"] == "simsiam, augmented"
+    assert line["setting"] == "simsiam, augmented, epochs=2, batch=32, rates=1"
+
+
+def test_what_is_not_as_usual_has_a_column_of_its_own(make_run: MakeRun) -> None:
+    run = str(make_run(source="synthetic:64"))
+    main(["eval", "linear", run, "--epochs", "90", "--batch-size", "64"])  # as usual
+    main(["eval", "knn", run, "--size", "16"])  # its own
+    main(["eval", "knn", run, "--size", "32"])
+    main(["eval", "fewshot", run, "--episodes", "9", "--queries", "3"])
+    main(["eval", "views", run, "--queries", "32"])
+    main(["eval", "segmentation", run, "--size", "32", "--epochs", "1", "--lr", "0.1", "--blocks", "2"])
+    lines = results(Path(run))
+    assert [line["setting"] for line in lines] == [
+        "simsiam, quick",
+        "k=20",
+        "k=20, size=32",
+        "5-way 5-shot, queries=3, episodes=9",
+        "top-1, queries=32",
+        "mIoU, quick, blocks=2, epochs=1, lr=0.1",
+    ]
+    assert lines[-1]["settings"]["batch_size"] == 64  # what was used
 
 
 @pytest.mark.parametrize("mode", ["--quick", "--augmented"])
@@ -136,12 +156,13 @@ def test_fewshot_pools_the_splits_and_prints_the_average_over_data_sets(
     run = make_run()
     data = tmp_path / "photos"
     folders(data / "train", dict.fromkeys("abcde", 14))
-    folders(data / "test", dict.fromkeys("abcde", 6), seed=1)
+    folders(data / "test", dict.fromkeys("abcde", 4), seed=1)
+    folders(data / "val", dict.fromkeys("abcde", 2), seed=2)
     main(["eval", "fewshot", str(run), "--data", "synthetic:320", str(data), "--episodes", "50"])
     first, second = results(run)
     assert (first["data"]["name"], second["data"]["name"]) == ("synthetic:320", "photos")
     assert second["data"]["images"] == 100  # twenty a class, as five shots and fifteen queries need
-    images = [open_images(str(data), split=split) for split in ("train", "test")]
+    images = [FolderImages(data / split) for split in ("train", "test", "val")]
     features = torch.cat([extract(load_backbone(run), part, TRANSFORM) for part in images])
     labels = torch.cat([part.labels for part in images if part.labels is not None])
     wanted = fewshot_accuracy(features, labels, episodes=50)
@@ -312,6 +333,16 @@ def test_a_copy_of_the_file_gives_the_figures_of_its_run(make_run: MakeRun, tmp_
     )
 
 
+def test_another_file_in_a_run_folder_is_not_the_run(make_run: MakeRun) -> None:
+    run = make_run()
+    earlier = run / "epoch50.safetensors"
+    earlier.write_bytes((run / "backbone.safetensors").read_bytes())
+    main(["eval", "knn", str(earlier), "--data", "synthetic:64"])
+    assert not (run / "results.jsonl").exists()
+    assert open_encoder(str(earlier)).name == "epoch50"
+    assert open_encoder(str(run / "backbone.safetensors")).run == run
+
+
 def without_transform(file: Path) -> None:
     """Rewrite a backbone file as versions did that kept no normalisation."""
     with safetensors.safe_open(file, framework="pt") as opened:
@@ -427,6 +458,7 @@ def test_held_patch_features_are_those_of_the_images_in_order(make_run: MakeRun)
 def bad(tmp_path: Path, make_run: MakeRun) -> Path:
     """A run and many data sets that are not right."""
     make_run()
+    make_run("vit", model="vit_mini")
     folders(tmp_path / "train", {"cat": 12, "dog": 12})
     folders(tmp_path / "strange", {"dog": 3, "yak": 3})
     folders(tmp_path / "few", {**dict.fromkeys("abcd", 20), "rare": 7})
@@ -441,6 +473,8 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
     Image.fromarray(np.zeros((20, 24, 3), np.uint8)).save(tmp_path / "colour" / "masks" / "0.png")
     masked(tmp_path / "lonely", 6)
     (tmp_path / "lonely" / "masks" / "4.png").unlink()
+    masked(tmp_path / "damaged", 6)
+    (tmp_path / "damaged" / "masks" / "3.png").write_bytes(b"no image")
     images = synthetic(20, 16)
     np.savez(tmp_path / "maskless.npz", images=images.images.numpy())
     np.savez(tmp_path / "shifted.npz", images=images.images.numpy(), masks=images.masks.numpy()[:, :8])
@@ -479,6 +513,12 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
         ("linear {}/run --quick --augmented", "--quick and --augmented exclude each other"),
         ("table {}/run", "No results in"),
         ("vote {}/run", "Unknown evaluation 'vote'"),
+        ("knn {}/vit --size 18 --data {}/train", "cannot look at images of 18 x 18 pixels (Input height"),
+        ("knn {}/vit --size 0 --data {}/train", "size=0 must be at least 1"),
+        ("segmentation {}/run --data {}/damaged", "A mask cannot be read: {}/damaged/masks/3.png"),
+        ("knn {}/run --workers -1", "workers=-1 must be at least 0"),
+        ("linear {}/run --augmented --batch-size 0", "batch_size=0 must be at least 1"),
+        ("segmentation {}/run --batch-size -1", "batch_size=-1 must be at least 1"),
         ("knn {}/run --device warp", "device=warp cannot be used here"),
     ],
 )
@@ -486,7 +526,16 @@ def test_bad_input_gets_one_sentence(
     bad: Path, arguments: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = refusal(arguments.replace("{}", str(bad)).split(), capsys)
-    assert expected in error
+    assert expected.replace("{}", str(bad)) in error
+
+
+def test_segmentation_says_that_an_encoder_knows_one_size_alone(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(model="vit_tiny_patch16_224", size=32)  # timm's own, and so without dynamic_img_size
+    assert "cannot look at images of 64 x 64 pixels (Input height" in refusal(
+        ["segmentation", str(run)], capsys
+    )
 
 
 def test_nan_features_are_refused(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import adasim
 from adasim.cli.main import main
-from adasim.data import ArrayImages, open_images
+from adasim.data import ArrayImages, open_images, synthetic
 from adasim.errors import UserError
 from adasim.eval import protocols
 from adasim.eval.encoders import open_encoder
@@ -24,7 +24,7 @@ from adasim.eval.evaluations.linear import protocol_of
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import extract
 from adasim.eval.protocols.linear import LINEAR_PROTOCOLS, linear_probe
-from adasim.eval.splits import Split, match_classes, match_test_labels, open_split
+from adasim.eval.splits import Split, match_classes, match_test_labels, open_all, open_split
 from adasim.registry import EVALUATIONS, METHODS, load_plugin
 
 MakeRun = Callable[..., Path]
@@ -69,6 +69,14 @@ def test_python_gives_what_the_command_line_prints_and_keeps_it(
     assert capsys.readouterr().out == ""  # nothing is printed unless asked for
     adasim.evaluate(run, name, **options, save=False)
     assert len(kept(run)) == 2
+
+
+def test_a_report_outlives_a_results_file_that_cannot_be_written(make_run: MakeRun) -> None:
+    run = make_run(source="synthetic:64")
+    (run / "results.jsonl").mkdir()
+    with pytest.warns(UserWarning, match="could not be written"):
+        report = adasim.evaluate(run, "knn", k=5)
+    assert report.metrics["top1_k5"] > 0
 
 
 def test_a_file_and_an_encoder_in_memory_are_measured_too(make_run: MakeRun, tmp_path: Path) -> None:
@@ -225,7 +233,7 @@ def test_a_run_of_a_method_that_is_not_loaded_is_measured_by_dinos_protocol_and_
     config["nova"] = config.pop("simsiam") | {"power": 3}
     (run / "config.json").write_text(json.dumps(config | {"method": "nova"}))
     report = adasim.evaluate(run, "linear", epochs=1)
-    assert report.results[0].setting == "dino, quick"
+    assert report.results[0].setting.startswith("dino, quick, ")
     assert report.results[0].model["origin"] == "nova, adasim pairs"
     assert "The method nova of this run is not known here" in report.said[0]
     assert "--plugin" in report.said[0]
@@ -294,8 +302,27 @@ def test_masks_and_labels_are_divided_by_one_function(tmp_path: Path) -> None:
         open_split(None, None, source, size=16, masks=True)
 
 
+def test_a_test_split_that_is_broken_is_not_replaced_by_held_out_images(tmp_path: Path) -> None:
+    images, labels = synthetic(40, 16).images.numpy(), np.arange(40) % 4
+    arrays = {"x_train": images, "y_train": labels}
+    source = str(tmp_path / "data.npz")
+    for broken in ({"x_test": images / 255}, {"x_test": images, "y_test": labels[:5]}):
+        np.savez(source, **arrays, **broken)  # type: ignore[arg-type]
+        for measure in (
+            lambda: open_split(source, None, None, size=16),
+            lambda: open_split("synthetic:40", None, source, size=16),
+            lambda: open_all(source, size=16),
+        ):
+            with pytest.raises(UserError, match="must be"):
+                measure()
+    np.savez(source, **arrays)  # type: ignore[arg-type]  # without one
+    assert len(open_split(source, None, None, size=16).test_ids) == 8
+    assert len(open_all(source, size=16)) == 1
+
+
 def test_a_missing_label_is_never_taken_for_the_last_class() -> None:
     assert match_classes(torch.tensor([-1, 0, 1]), ["x", "y"], ["y", "z"]).tolist() == [-1, -1, 0]
+    assert match_classes(torch.tensor([-1, 0, 1]), ["x", "x"], ["x", "x"]).tolist() == [-1, 0, 1]
     labels = torch.tensor([0, 1, -1])
     images = ArrayImages("few", torch.zeros(3, 3, 8, 8, dtype=torch.uint8), labels)
     split = Split("few", images, images, torch.arange(3), torch.arange(3))

@@ -154,6 +154,18 @@ def test_a_timm_model_is_shown_what_its_own_configuration_asks_for() -> None:
     assert transform.mean == tuple(net.pretrained_cfg["mean"])
 
 
+@pytest.mark.parametrize("name", ["coat_lite_medium_384.in1k", "dm_nfnet_f0.dm_in1k", "resnet18.a1_in1k"])
+def test_a_view_is_squashed_or_cropped_as_timms_configuration_says(name: str) -> None:
+    wanted = timm.data.resolve_data_config(pretrained_cfg=vars(timm.get_pretrained_cfg(name)))
+    transform = EvalTransform.from_timm(wanted)
+    assert transform.squash == (wanted["crop_mode"] == "squash")
+    assert EvalTransform.from_timm(json.loads(json.dumps(transform.to_timm()))) == transform
+    assert transform.at(transform.size * 2).squash == transform.squash
+    photo = Image.fromarray(photograph(150, 301))
+    theirs = timm.data.create_transform(**wanted)(photo)
+    assert (levels(transform(photo), transform) - levels(theirs, transform)).abs().max() <= 2
+
+
 # Extraction
 
 
@@ -414,6 +426,9 @@ def test_online_accuracy_is_100_for_features_that_tell_the_class_and_chance_for_
     assert online_knn(sighted, ArrayImages("told", pixels, labels), SMALL) == 100
     shuffled = labels[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
     assert online_knn(sighted, ArrayImages("hidden", pixels, shuffled), SMALL) < 45
+    partly = torch.where(torch.arange(400) < 200, labels, -1)
+    assert online_knn(sighted, ArrayImages("partly", pixels, partly), SMALL) == 100
+    assert math.isnan(online_knn(sighted, ArrayImages("none", pixels, torch.full((400,), -1)), SMALL))
 
 
 def test_online_accuracy_looks_at_no_more_images_than_it_may(resnet: Backbone) -> None:

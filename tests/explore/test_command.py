@@ -178,6 +178,7 @@ def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
         (["--features", "short.npz", "--data", "photos"], "40 features and photos 48 images"),
         (["--features", "two.npz", "--data", "photos"], "named features"),
         (["--features", "photos/class0/00.png", "--data", "photos"], "cannot be read"),
+        (["--features", "corrupt.npz", "--data", "photos"], "corrupt.npz cannot be read"),
         (["--features", "mine.npz", "--data", "photos", "--tau", "0"], "--tau"),
         (["--features", "mine.npz", "--data", "photos", "--export-atlas", "atlas.csv"], ".jsonl"),
     ],
@@ -187,6 +188,10 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(
 ) -> None:
     np.savez(photos / "short.npz", features=np.zeros((40, 3), dtype=np.float32))
     np.savez(photos / "two.npz", a=np.zeros((48, 3)), b=np.zeros((48, 3)))
+    np.savez_compressed(photos / "corrupt.npz", features=np.random.default_rng(0).random((48, 30)))
+    packed = bytearray((photos / "corrupt.npz").read_bytes())
+    packed[60:200] = b"\xff" * 140
+    (photos / "corrupt.npz").write_bytes(packed)
     monkeypatch.chdir(photos)
     assert words in refusal(["explore", *arguments], capsys)
     assert not list(photos.glob("*.html"))

@@ -88,6 +88,8 @@ def test_the_transform_travels_with_the_file_under_timms_names(tmp_path):
     assert torch.equal(loaded.transform(image), transform(image))
     save_backbone(tmp_path / "b.safetensors", loaded)
     assert load_backbone(tmp_path / "b.safetensors").transform == loaded.transform
+    save_backbone(tmp_path / "c.safetensors", build(), transform.for_fewshot())
+    assert load_backbone(tmp_path / "c.safetensors").transform.squash
 
 
 def test_a_file_of_an_earlier_version_loads_with_a_warning(tmp_path):

@@ -14,6 +14,7 @@ from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
 from adasim.runs.metrics import TIMES, Pace
 from adasim.train.loop import Training
+from adasim.train.report import neighbour_counts
 from adasim.train.state import TrainState
 
 pytestmark = pytest.mark.slow
@@ -140,6 +141,17 @@ def test_partner_and_second_neighbour_are_the_papers(
     if config.pairs == "standard":
         assert all(line["partner_accuracy"] == 1 for line in lines)
         assert lines[-1]["bootstrap_ratio"] == 0
+
+
+def test_neighbours_count_only_where_both_have_a_label() -> None:
+    lists = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [4, -1], [-1, -1]])
+    labels = torch.tensor([0, 0, -1, -1, 1, 1])
+    assert neighbour_counts(lists, 0, labels) == {
+        "nn_self_top1": (5, 5),
+        "nn_accuracy_top1": (3, 3),
+        "nn_self_top2": (0, 5),
+        "nn_accuracy_top2": (1, 2),  # that of image 0 is right, that of 1 is not known, and 4 has none
+    }
 
 
 def test_a_run_that_is_watched_learns_the_same_bits(small: Small, metrics: Metrics, tmp_path: Path) -> None:

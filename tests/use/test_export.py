@@ -19,8 +19,12 @@ from torch import Tensor
 import adasim
 import adasim.use.formats
 from adasim.cli.main import main
+from adasim.eval.encoders import Encoder
 from adasim.eval.results import read_results
 from adasim.models import Backbone, load_backbone
+from adasim.use.card import model_card
+from adasim.use.formats import Subject
+from adasim.use.travelling import transform_file
 
 REAL = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime", "pt2": "torch"}
 MODELS: dict[str, dict[str, Any]] = {
@@ -137,6 +141,19 @@ def test_the_library_s_own_transform_travels_in_the_configuration(
             own, theirs = encoder(encoder.transform(image)[None]), net(transform(image)[None])
         theirs = theirs if to == "timm" else theirs.pooler_output
         assert torch.allclose(own, theirs, atol=tolerance, rtol=0), (own - theirs).abs().max()
+
+
+def test_a_squashed_view_travels_too(make_run: Callable[..., Path], photos: Path) -> None:
+    encoder = load_backbone(make_run(model="resnet_tiny", size=80))
+    encoder.transform = encoder.transform.for_fewshot()
+    subject = Subject.of(encoder, encoder.transform)
+    assert subject.metadata["crop_mode"] == "squash"
+    known: dict[str, Any] = {}
+    exec(transform_file(encoder.transform), known)
+    image = Image.open(photos / "a" / "04.png").resize((120, 90))
+    assert torch.allclose(known["transform"](image), encoder.transform(image), atol=1e-6)
+    card = model_card(Encoder("few", encoder, encoder.transform, "made up"), subject, "timm")
+    assert "both sides are resized to 92 pixels" in card
 
 
 def test_the_card_tells_data_recipe_and_the_figures_of_these_weights_alone(

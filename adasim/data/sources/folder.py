@@ -18,7 +18,7 @@ from adasim.data.sources.decode import EXTENSIONS, decode, decode_reduced
 from adasim.data.sources.found import few, left_out_words, printable
 from adasim.data.sources.listing import GONE, Listing
 from adasim.data.sources.scan import scan
-from adasim.errors import UserError
+from adasim.errors import MissingSplitError, UserError
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 _LOOKED_FOR = 256
@@ -108,6 +108,11 @@ class _Divided(FolderImages):
         self.split = part
         self._whole = root
 
+    def more_splits(self, known: set[str]) -> list[ImageSet]:
+        names = [name for names in SPLIT_FOLDERS.values() for name in names if name not in known]
+        there = [name for name in names if os.path.isdir(os.path.join(self._whole, name))]
+        return [_Divided(self._whole, name, None) for name in there]
+
     def unused(self) -> str:
         places: Counter[str] = Counter()
         for folder, start, stop in scan(os.fsencode(self._whole), without=self.split).by_folder():
@@ -142,7 +147,7 @@ def open_folder(root: str, split: str, known: Callable[[str], Listing | None] | 
         part = found[split] or ""
         return _Divided(root, part, known(os.path.join(root, part)))
     if split == "test":
-        raise UserError(
+        raise MissingSplitError(
             f"{root} has no test images: it is not divided into train/ and test/ (or val/). "
             f"Divide it, or name a folder of test images."
         )

@@ -15,7 +15,14 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from adasim.data.contents import UNREADABLE, hash_bytes, sample_ids
-from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet, Unreadable, numbered_classes
+from adasim.data.images import (
+    MAX_CLASSES,
+    ArrayImages,
+    ImageSet,
+    Unreadable,
+    distinct_classes,
+    numbered_classes,
+)
 from adasim.data.sources.opening import open_images
 from adasim.errors import UserError
 from adasim.registry import SOURCES
@@ -60,6 +67,7 @@ def as_images(data: ImagesLike, *, size: int = 32) -> ImageSet:
     if isinstance(data, ImageSet):
         images = data
         images.name = images.name or type(data).__name__
+        images.classes = distinct_classes(images.labels, images.classes)
     elif isinstance(data, Tensor | np.ndarray):
         images = _stacked(data, "tensor" if isinstance(data, Tensor) else "array", None)
     elif isinstance(data, TensorDataset) and data.tensors[0].ndim > 2:
@@ -260,7 +268,9 @@ def _usable_labels(listed: Any, count: int) -> Tensor | None:
 def _class_names(items: Any, labels: Tensor | None) -> list[str]:
     while isinstance(items, Subset):
         items = items.dataset
-    names, numbers = getattr(items, "classes", None), numbered_classes(labels)
-    if labels is None or not isinstance(names, list | tuple) or len(names) < len(numbers):
-        return numbers
-    return [str(name) for name in names]
+    names = getattr(items, "classes", None)
+    if labels is None or not isinstance(names, list | tuple):
+        return numbered_classes(labels)
+    # torchvision's ImageNet has all words for a class in a tuple.
+    words = [", ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in names]
+    return distinct_classes(labels, words)

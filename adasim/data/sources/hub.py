@@ -14,7 +14,7 @@ from adasim.data.contents import UNREADABLE, hash_bytes, hash_file, open_regular
 from adasim.data.images import ImageSet, Reduction, Unreadable
 from adasim.data.sources.decode import open_image
 from adasim.data.sources.found import few
-from adasim.errors import UserError
+from adasim.errors import MissingSplitError, UserError
 from adasim.registry import SOURCES
 from adasim.rgb import reduce_jpeg, to_tensor
 
@@ -30,9 +30,11 @@ class HuggingFaceImages(ImageSet):
         self._rows = rows.cast_column(image, datasets.Image(decode=False))
         self._mark = rows._fingerprint
         self._image = image
-        self.others: dict[str, int] = {}  # how many images the data set's other splits have
+        self.others: dict[str, Any] = {}  # the rows of the data set's other splits
         if label is not None:
-            self.labels = torch.tensor(rows[label][:], dtype=torch.int64)
+            # A missing label is None in some data sets, and -1 in others.
+            numbers = [-1 if number is None else number for number in rows[label][:]]
+            self.labels = torch.tensor(numbers, dtype=torch.int64)
             self.classes = list(rows.features[label].names)
         else:
             self.classes = []
@@ -57,8 +59,14 @@ class HuggingFaceImages(ImageSet):
     def listing(self) -> list[str]:
         return [f"{self.name} {len(self)} rows, fingerprint {self._mark}"]
 
+    def more_splits(self, known: set[str]) -> list[ImageSet]:
+        others = {
+            split: rows for split, rows in self.others.items() if split not in known and _is_labelled(rows)
+        }
+        return [_found(self.place, rows, split, {}) for split, rows in others.items()]
+
     def unused(self) -> str:
-        counts = [f"{count:,} in {split}" for split, count in self.others.items()]
+        counts = [f"{len(rows):,} in {split}" for split, rows in self.others.items()]
         return f"{few(counts)} are not used" if counts else ""
 
     def content(self, i: int, whole: bool = False) -> str:
@@ -79,11 +87,13 @@ class HuggingFaceImages(ImageSet):
 
 
 def _is_labelled(rows: Any) -> bool:
-    """Whether the first rows have labels: -1 stands for a hidden one."""
+    """Whether the first rows have labels: -1 or None stands for a hidden one."""
     import datasets
 
     columns = [c for c, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)][:1]
-    return any(label >= 0 for c in columns for label in rows.select_columns(columns)[:100][c])
+    return any(
+        label is not None and label >= 0 for c in columns for label in rows.select_columns(columns)[:100][c]
+    )
 
 
 @SOURCES.register("hf")
@@ -104,17 +114,26 @@ def open_hub(name: str, *, size: int, split: str, seed: int) -> ImageSet:
         # Public data sets often hide the labels of `test`, and hold labelled images beside it.
         key = next((k for k in there if _is_labelled(opened[k])), there[0] if there else None)
         if key is None:
-            raise UserError(f"hf:{name} has no {split} split, only {', '.join(opened)}.")
-        others = {k: len(rows) for k, rows in opened.items() if k != key}
+            raise MissingSplitError(f"hf:{name} has no {split} split, only {', '.join(opened)}.")
+        others = {k: rows for k, rows in opened.items() if k != key}
         opened, part = opened[key], key
     elif split == "test":
-        raise UserError(
+        raise MissingSplitError(
             f"hf:{name} is one split without test images. Save a DatasetDict with train and test."
         )
-    images = [c for c, kind in opened.features.items() if isinstance(kind, datasets.Image)]
-    labels = [c for c, kind in opened.features.items() if isinstance(kind, datasets.ClassLabel)]
+    return _found(f"hf:{name}", opened, part, others)
+
+
+def _found(place: str, rows: Any, part: str, others: dict[str, Any]) -> HuggingFaceImages:
+    """The images and labels of one split."""
+    import datasets
+
+    images = [c for c, kind in rows.features.items() if isinstance(kind, datasets.Image)]
+    labels = [c for c, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)]
     if not images:
-        raise UserError(f"hf:{name} has no image column: its columns are {', '.join(opened.features)}.")
-    found = HuggingFaceImages(Path(name).name, opened, images[0], labels[0] if labels else None)
-    found.place, found.split, found.others = f"hf:{name}", part, others
+        raise UserError(f"{place} has no image column: its columns are {', '.join(rows.features)}.")
+    found = HuggingFaceImages(
+        Path(place.removeprefix("hf:")).name, rows, images[0], labels[0] if labels else None
+    )
+    found.place, found.split, found.others = place, part, others
     return found

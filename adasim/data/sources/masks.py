@@ -15,7 +15,7 @@ from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.sources.decode import EXTENSIONS, decode, open_image
 from adasim.data.sources.folder import SPLIT_FOLDERS
 from adasim.data.sources.opening import open_images
-from adasim.errors import UserError
+from adasim.errors import MissingSplitError, UserError
 
 IGNORE = 255
 VOC_CLASSES = [
@@ -100,7 +100,7 @@ def open_masked(source: str, *, size: int, split: str) -> ImageSet:
         return _pairs(f"{root.name}-{annotated}", root / annotated, root / f"{annotated}annot")
     divided = next((root / name for name in SPLIT_FOLDERS[split] if (root / name / "masks").is_dir()), None)
     if divided is None and split == "test":
-        raise UserError(
+        raise MissingSplitError(
             f"{source} has no test images with masks: no test/ or val/ with images/ and masks/ in it, "
             f"and no testannot/ or valannot/."
         )
@@ -115,7 +115,10 @@ def count_classes(images: ImageSet, wanted: int | None, ignore: Sequence[int] = 
         return len(images.classes)
     greatest = -1
     for i in range(len(images)):
-        mask = images.mask(i)
+        try:
+            mask = images.mask(i)
+        except Unreadable as error:
+            raise UserError(f"A mask cannot be read: {error}. Repair or remove it.") from None
         if mask is None:
             continue
         mask = blank(mask, ignore)
@@ -201,7 +204,9 @@ def _voc(root: Path, split: str) -> MaskedFiles:
             stems = (lists / f"{name}.txt").read_text().split()
             break
     else:
-        raise UserError(f"{root} is laid out as PASCAL VOC, but {lists / _LISTS[split][-1]}.txt is missing.")
+        raise MissingSplitError(
+            f"{root} is laid out as PASCAL VOC, but {lists / _LISTS[split][-1]}.txt is missing."
+        )
     if not stems:
         raise UserError(f"{lists / name}.txt names no images.")
     pictures = [root / "JPEGImages" / f"{stem}.jpg" for stem in stems]

@@ -12,7 +12,7 @@ from torch import Tensor
 from adasim.data.contents import open_regular
 from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet
 from adasim.data.sources.found import few, printable
-from adasim.errors import UserError
+from adasim.errors import MissingSplitError, UserError
 
 
 def open_npz(path: str, split: str) -> ImageSet:
@@ -22,7 +22,7 @@ def open_npz(path: str, split: str) -> ImageSet:
     key = f"x_{split}" if divided else "images"
     pixels = arrays.get(key)
     if pixels is None or (split == "test" and not divided):
-        raise UserError(
+        raise MissingSplitError(
             f"{path} has no {split} images: it needs the arrays x_train and x_test"
             f"{' or images' if split == 'train' else ''}, and has {few(map(printable, names), 8) or 'none'}."
         )

@@ -73,6 +73,18 @@ def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:
     return quick or (small and not augmented)
 
 
+def with_changes(setting: str, **values: tuple[Any, Any]) -> str:
+    """A result's setting with what is not as usual, each as (chosen, usual): `dino, quick, epochs=1`."""
+    changes = [f"{name}={_words(chosen)}" for name, (chosen, usual) in values.items() if chosen != usual]
+    return ", ".join([setting, *changes])
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _fitting(value: Any, hint: Any) -> Any:
     allowed = {get_origin(kind) or kind for kind in (hint, *get_args(hint))}
     if isinstance(value, Path) and Path not in allowed:

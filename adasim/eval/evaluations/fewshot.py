@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,11 +11,11 @@ from rich.table import Table
 
 from adasim.data import describe
 from adasim.errors import UserError
-from adasim.eval.evaluations.base import Evaluation
+from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.report import Report
-from adasim.eval.splits import Source, data_name, match_classes, open_source, require_labels
+from adasim.eval.splits import Source, data_name, match_classes, open_all, require_labels
 from adasim.registry import EVALUATIONS
 
 
@@ -56,7 +55,7 @@ class Fewshot(Evaluation):
                 extractor.result(
                     "fewshot",
                     accuracy.mean,
-                    setting=f"{self.ways}-way {self.shots}-shot",
+                    setting=self._setting(extractor),
                     metrics={"mean": accuracy.mean, "interval95": accuracy.interval95},
                     data=data,
                     settings=self._options()
@@ -70,6 +69,14 @@ class Fewshot(Evaluation):
         what = f"Few-shot, {self.ways}-way {self.shots}-shot, {self.episodes} episodes"
         return Report(results=tuple(results), title=extractor.title(what), table=table)
 
+    def _setting(self, extractor: Extractor) -> str:
+        return with_changes(
+            f"{self.ways}-way {self.shots}-shot",
+            queries=(self.queries, Fewshot.queries),
+            episodes=(self.episodes, Fewshot.episodes),
+            size=(extractor.encoder.transform.size, extractor.encoder.usual_size),
+        )
+
     def _options(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("ways", "shots", "queries", "episodes")}
 
@@ -78,9 +85,7 @@ class Fewshot(Evaluation):
     ) -> tuple[FewShotAccuracy, dict[str, Any]]:
         """The accuracy on all splits of a data set together, and what the data set was."""
         size = extractor.encoder.transform.size
-        splits = [open_source(source, size=size, exclude=extractor.exclude)]
-        with suppress(UserError):  # not divided: all of it is there already
-            splits.append(open_source(source, size=size, split="test", exclude=extractor.exclude))
+        splits = open_all(source, size=size, exclude=extractor.exclude)
         for images in splits:
             extractor.say(describe(images, unused=False))
         classes = sorted({name for images in splits for name in images.classes})

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rich.table import Table
 
-from adasim.eval.evaluations.base import Evaluation
+from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.options import Sources
 from adasim.eval.protocols.knn import knn_accuracy
@@ -40,12 +40,13 @@ class Knn(Evaluation, Sources):
         for k, score in scores.items():
             table.add_row(str(k), f"{score.top1:.2f}", f"{score.top5:.2f}", style="bold" if k == 20 else "")
         main = 20 if 20 in scores else max(scores)
+        encoder = extractor.encoder
         result = extractor.result(
             "knn",
             scores[main].top1,
-            setting=f"k={main}",
+            setting=with_changes(f"k={main}", size=(encoder.transform.size, encoder.usual_size)),
             metrics={f"top{n}_k{k}": score[i] for k, score in scores.items() for i, n in enumerate((1, 5))},
             data=split,
-            settings={"k": list(scores), "temperature": 0.07, "size": extractor.encoder.transform.size},
+            settings={"k": list(scores), "temperature": 0.07, "size": encoder.transform.size},
         )
         return Report(results=(result,), title=extractor.title("k-NN", split), table=table)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.eval.augmented import augmented_batches
-from adasim.eval.evaluations.base import Evaluation, pick_mode
+from adasim.eval.evaluations.base import Evaluation, pick_mode, with_changes
 from adasim.eval.extractor import Extractor, SplitFeatures
 from adasim.eval.options import Flag, Sources
 from adasim.eval.protocols.linear import (
@@ -26,6 +26,7 @@ from adasim.eval.protocols.linear import (
 )
 from adasim.eval.report import Report
 from adasim.eval.splits import Split, Subset
+from adasim.fields import at_least
 from adasim.models.transforms import EvalTransform
 from adasim.registry import EVALUATIONS, METHODS
 
@@ -58,6 +59,8 @@ class Linear(Evaluation, Sources):
     """1024 (dino) or 4096 (simsiam) by default; 256 below 100,000 training images."""
 
     def run(self, extractor: Extractor) -> Report:
+        if self.batch_size is not None:
+            at_least("batch_size", self.batch_size, 1)
         quick = pick_mode(self.quick, self.augmented, extractor.small)
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
         published = linear_protocol(protocol)
@@ -77,18 +80,27 @@ class Linear(Evaluation, Sources):
             sentences.append(
                 f"The best rate, {result.best.rate:g}, is still at the sweep's edge: try further --rates."
             )
+        usual = usual_batch(published, len(split.train_ids))
+        epochs, batch_size = len(result.top1), self.batch_size or usual
+        size = extractor.encoder.transform.size
         line = extractor.result(
             "linear",
             result.best.top1,
-            setting=f"{protocol}, {mode}",
+            setting=with_changes(
+                f"{protocol}, {mode}",
+                epochs=(epochs, published.epochs),
+                batch=(batch_size, usual),
+                rates=(tuple(self.rates), SWEEP),
+                size=(size, extractor.encoder.usual_size),
+            ),
             metrics=_metrics(result),
             data=split,
             settings={
                 "protocol": protocol,
                 "mode": mode,
-                "epochs": len(result.top1),
-                "batch_size": self.batch_size or usual_batch(published, len(split.train_ids)),
-                "size": extractor.encoder.transform.size,
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "size": size,
             },
         )
         return Report(

@@ -11,13 +11,14 @@ from rich.table import Table
 from adasim.data.sources.masks import class_names, count_classes
 from adasim.errors import UserError
 from adasim.eval.dense import PatchFeatures
-from adasim.eval.evaluations.base import Evaluation, pick_mode
+from adasim.eval.evaluations.base import Evaluation, pick_mode, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import progress_bar
 from adasim.eval.options import Flag, Sources
 from adasim.eval.protocols.segmentation import MaskBatches, SegmentationResult, linear_segmentation
 from adasim.eval.report import Report
 from adasim.eval.splits import Split
+from adasim.fields import at_least
 from adasim.registry import EVALUATIONS
 
 SEGMENTATION_SIZE = 2
@@ -60,18 +61,35 @@ class Segmentation(Evaluation, Sources):
     """Adam's constant rate: 0.1 by default, 0.01 in quick mode."""
 
     def run(self, extractor: Extractor) -> Report:
+        for name in ("epochs", "batch_size", "blocks"):
+            if (value := getattr(self, name)) is not None:
+                at_least(name, value, 1)
         quick = pick_mode(self.quick, self.augmented, extractor.small)
         encoder = extractor.encoder
-        size = encoder.transform.size * (1 if encoder.resized else SEGMENTATION_SIZE)
+        usual_size = encoder.usual_size * (1 if encoder.named else SEGMENTATION_SIZE)
+        size = encoder.transform.size if encoder.resized else usual_size
+        usual = _QUICK if quick else _PUBLISHED
+        training = _Training(
+            self.epochs or usual.epochs,
+            self.batch_size or usual.batch_size,
+            usual.lr if self.lr is None else self.lr,
+        )
         split = extractor.open_split(self, masks=True)
         num_classes = count_classes(split.train, self.classes, self.ignore)
-        result = self._train(extractor, split, size, num_classes, quick)
+        result = self._train(extractor, split, size, num_classes, training, quick)
         mode = "quick" if quick else "augmented"
         left_out = "".join(f", ignore {i}" for i in sorted(set(self.ignore)))
         line = extractor.result(
             "segmentation",
             result.best.miou,
-            setting=f"mIoU, {mode}{left_out}",
+            setting=with_changes(
+                f"mIoU, {mode}{left_out}",
+                blocks=(self.blocks, Segmentation.blocks),
+                epochs=(training.epochs, usual.epochs),
+                batch=(training.batch_size, usual.batch_size),
+                lr=(training.lr, usual.lr),
+                size=(size, usual_size),
+            ),
             metrics={
                 "miou_best": result.best.miou,
                 "miou_last": result.last.miou,
@@ -83,8 +101,7 @@ class Segmentation(Evaluation, Sources):
                 "classes": num_classes,
                 "ignore": list(self.ignore),
                 "blocks": self.blocks,
-                "epochs": len(result.epochs),
-                "lr": self.lr,
+                **training._asdict(),
                 "size": size,
                 "mode": mode,
             },
@@ -96,11 +113,15 @@ class Segmentation(Evaluation, Sources):
         )
 
     def _train(
-        self, extractor: Extractor, split: Split, size: int, num_classes: int, quick: bool
+        self,
+        extractor: Extractor,
+        split: Split,
+        size: int,
+        num_classes: int,
+        training: _Training,
+        quick: bool,
     ) -> SegmentationResult:
         """A 1x1 convolution on patch features, held (quick) or of freshly warped images."""
-        usual = _QUICK if quick else _PUBLISHED
-        epochs = self.epochs or usual.epochs
         train, test = (
             PatchFeatures(
                 extractor.encoder.backbone,
@@ -109,7 +130,7 @@ class Segmentation(Evaluation, Sources):
                 extractor.encoder.transform,
                 size=size,
                 n_blocks=self.blocks,
-                batch_size=self.batch_size or usual.batch_size,
+                batch_size=training.batch_size,
                 device=extractor.device,
                 workers=0 if images.as_array() is not None else extractor.workers,
                 seed=extractor.seed,
@@ -123,15 +144,15 @@ class Segmentation(Evaluation, Sources):
                 f"--size or --blocks."
             )
         test.hold()
-        total = epochs * (len(split.train_ids) + len(split.test_ids))
-        with progress_bar(f"{split.name}: {epochs} epochs", total) as advance:
+        total = training.epochs * (len(split.train_ids) + len(split.test_ids))
+        with progress_bar(f"{split.name}: {training.epochs} epochs", total) as advance:
             return linear_segmentation(
                 lambda epoch: _counted(train.shuffled(epoch), advance),
                 lambda: _counted(test.in_order(), advance),
                 dim=train.dim,
                 num_classes=num_classes,
-                epochs=epochs,
-                lr=usual.lr if self.lr is None else self.lr,
+                epochs=training.epochs,
+                lr=training.lr,
                 left_out=self.ignore,
                 seed=extractor.seed,
                 device=extractor.device,

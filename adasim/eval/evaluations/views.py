@@ -12,7 +12,7 @@ from torch import Tensor
 from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
-from adasim.eval.evaluations.base import Evaluation
+from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import encode, frozen, progress_bar
 from adasim.eval.protocols.unlabelled import near_duplicates, rankme, view_retrieval
@@ -67,10 +67,15 @@ class OwnViews(Evaluation):
             f"near duplicates: pairs of similarity {self.duplicate:g} and above", f"{alike.pairs:,}"
         )
         table.add_row("mean similarity of two images", f"{alike.mean:.3f}")
+        encoder = extractor.encoder
         result = extractor.result(
             "views",
             retrieval.top1,
-            setting="top-1",
+            setting=with_changes(
+                "top-1",
+                queries=(self.queries, OwnViews.queries),
+                size=(encoder.transform.size, encoder.usual_size),
+            ),
             metrics={
                 "top1": retrieval.top1,
                 "top5": retrieval.top5,
@@ -82,7 +87,7 @@ class OwnViews(Evaluation):
             settings={
                 "queries": len(rows),
                 "duplicate": self.duplicate,
-                "size": extractor.encoder.transform.size,
+                "size": encoder.transform.size,
                 "seed": extractor.seed,
             },
         )
