@@ -75,7 +75,7 @@ def evaluate(
 
     Args:
         model: a run folder, a `backbone.safetensors`, a timm model name, or an encoder that is loaded.
-        evaluation: `knn`, `linear`, `fewshot`, `segmentation`, or one of your own (docs/extending.md).
+        evaluation: `knn`, `linear`, `fewshot`, `segmentation`, `views`, or one of your own (docs/extending.md).
         data: the images, as after `--data` or for `pretrain`; the run's own by default.
         save: append the results to the run's results.jsonl, or to the file `results=...`.
         options: those of `adasim eval NAME --help`, with `_` for `-`: `k=(5, 20)`, `no_cache=True`.

@@ -258,7 +258,7 @@ class Config:
     seed: int = 0
     """Random seed."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
+    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: a GPU if there is one, but on a Mac the CPU."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Of the networks on an accelerator; a CPU always runs fp32. bf16 and fp16: autocast; fp16 scales the loss, and
     becomes fp32 on devices that cannot. tf32: fp32 with shortened factors in matrix products, on NVIDIA's GPUs."""
@@ -342,15 +342,13 @@ class Config:
                 f"Leave it out, or sort the images into one folder per class."
             )
         METHODS[self.method].check(self)
-        if not policy.draws_from_memory and not self.neighbors.watch:
-            return
-        policy.check_own(self.pair_settings, self.epochs)
-        if self.neighbors.k > num_images and (policy.reads_lists or self.neighbors.watch):
+        policy.check(self)
+        keeps_lists = (policy.draws_from_memory and policy.reads_lists) or self.neighbors.watch
+        if keeps_lists and self.neighbors.k > num_images:
             raise UserError(
                 f"neighbors.k={self.neighbors.k} is more than the {num_images} images of {self.data.source}. "
                 f"Lower --neighbors.k."
             )
-        policy.check(self.neighbors, self.epochs)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it; the settings of the method and of the pair policy stand under their names."""

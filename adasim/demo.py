@@ -30,14 +30,8 @@ from adasim.train.state import build_state
 
 
 def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
-    """Pretrain a small ResNet on generated images with AdaSim pairs (about three minutes on two cores), then
-    compare its k-NN accuracy with that of raw pixels and of the untrained encoder.
-
-    Args:
-        out: the run folder to make; by default the first free one of runs/demo, runs/demo-2, ...
-        seed: the random seed.
-        epochs: fewer are sooner done and learn less.
-    """
+    """Pretrain a small ResNet on generated images with AdaSim pairs, then compare its k-NN accuracy with that of raw
+    pixels and of the untrained encoder. `adasim demo --help` explains the arguments."""
     out = out or _free_folder(Path("runs"), "demo")
     console = terminal.console()
     config = get_recipe("demo")

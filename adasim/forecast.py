@@ -65,6 +65,7 @@ def lines(
             f"about {median_size(images)} pixels; read by {_processes(config)}",
         ),
         ("machine", device, f"{os.cpu_count()} cores, {scaled(free, 'B')} of memory free"),
+        ("model", f"{config.model.name} at {config.views.size} pixels", config.method),
         (
             "batch",
             str(config.batch_size),

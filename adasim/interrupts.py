@@ -120,9 +120,8 @@ class Interrupts:
             if not self.gentle:
                 self._answered.wait(0.5)  # or the process might end first
                 if not _forking:  # there it would be lost; the process ends when its work or its grace does
-                    sys.unraisablehook = (
-                        _nothing  # what was cut short while it was being made may complain at its end
-                    )
+                    # What was cut short while it was being made may complain at its end.
+                    sys.unraisablehook = _nothing
                     raise Stopped(number)
 
     def _watch(self, reader: int) -> None:

@@ -98,7 +98,7 @@ def propose(
     seconds = epochs * len(images) / speed
     why = f"{config.method}; the largest of {len(_SETTINGS)} that fits the time"
     found = lines(config, images, str(ranks.device), free, speed, chosen.at_once)
-    return Proposal(config, seconds, [*found[:2], ("model", chosen.setting.name, why), *found[2:]])
+    return Proposal(config, seconds, [*found[:2], ("model", chosen.setting.name, why), *found[3:]])
 
 
 class _Timed(NamedTuple):

@@ -21,6 +21,7 @@ from rich.text import Text
 from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.errors import UserError
 from adasim.models import build_backbone
+from adasim.models.backbones import VITS
 from adasim.neighbors.grouped import buffer_bytes
 from adasim.neighbors.memory import _INT8_FROM
 from adasim.ranks.processes import Distributed
@@ -34,7 +35,11 @@ _SMALL_SHARE = 0.2  # of a step's arithmetic that exact search may take before i
 
 @dataclass(kw_only=True)
 class PlanArguments:
-    """Memory, traffic and arithmetic of the neighbour memory for a run of this size, and advice."""
+    """Memory, traffic and arithmetic of the neighbour memory for a run of this size, and advice.
+
+    adasim plan RECIPE --data DIR [options of adasim pretrain]
+
+    times a few steps of a recipe instead: what it takes with your images on this machine."""
 
     images: int = 1_281_167
     """N: images of the data set."""
@@ -226,8 +231,15 @@ def make_plan(arguments: PlanArguments) -> Plan:
     backbone = a.backbone or ("vit_small" if a.dim is None else _ENCODERS.get(a.dim))
     dim = a.dim
     if backbone is not None:
+        model = ModelConfig(name=backbone)
+        if backbone in VITS and a.size % model.patch_size:
+            patch = model.patch_size
+            raise UserError(
+                f"--size {a.size} is no multiple of {patch}, the side of a patch of {backbone}. Choose --size "
+                f"{patch * math.ceil(a.size / patch)}."
+            )
         with torch.device("meta"):
-            width = build_backbone(ModelConfig(name=backbone), a.size, student=False).dim
+            width = build_backbone(model, a.size, student=False).dim
         if dim not in (None, width):
             raise UserError(f"dim={dim} is not the width of {backbone}, {width}. Leave out one of the two.")
         dim = width
@@ -298,4 +310,4 @@ def _flops(count: float) -> str:
 
 
 def _count(count: float) -> str:
-    return f"{count / 1e6:.0f} million"
+    return f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,.0f}"

@@ -2,7 +2,7 @@
 
 Pixels are converted in strips straight into the result, so that beside PIL's own image (at most 4 bytes a pixel)
 and the result (3 bytes a pixel, twice where a camera's orientation is undone) only a strip is held. At the limit
-of `MAX_PIXELS` that is under a gigabyte. The three colours of a pixel lie side by side, as PIL gives them and as
+of `MAX_PIXELS` that is under two gigabytes. The three colours of a pixel lie side by side, as PIL gives them and as
 torch resizes them fastest.
 """
 
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB; more is a mistake or a decompression bomb
+MAX_PIXELS = 178_956_970  # half a gigabyte as RGB. More is a mistake or a decompression bomb, to PIL as well
 _STRIP = 1 << 20  # pixels converted at a time
 _ORIENTATION = 0x0112  # of EXIF
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
@@ -29,9 +29,7 @@ def to_tensor(image: Image.Image) -> Tensor:
     holds its greatest value. So 4095 becomes 255 where no value is greater, as in a 12-bit camera's 16-bit files,
     and 65535 becomes 255 where all 16 bits are used. Floats are taken as 0..1, or as 0..255 if any is above 1.
     """
-    width, height = image.size
-    if width * height > MAX_PIXELS:  # read from the header, before a pixel is decoded
-        raise ValueError(f"{width} x {height} pixels is more than {MAX_PIXELS}")
+    width, height = _size(image)
     image.load()
     rows = max(1, _STRIP // max(1, width))
     strips = [(top, min(top + rows, height)) for top in range(0, height, rows)]
@@ -41,7 +39,7 @@ def to_tensor(image: Image.Image) -> Tensor:
     for top, bottom in strips:
         strip = image if len(strips) == 1 else image.crop((0, top, width, bottom))
         rgb[top:bottom] = _to_8_bits(strip, full) if deep else _to_rgb(strip)
-    return _upright(torch.from_numpy(rgb).permute(2, 0, 1), image.getexif().get(_ORIENTATION))
+    return _upright(torch.from_numpy(rgb).permute(2, 0, 1), _orientation(image))
 
 
 def reduce_jpeg(image: Image.Image, reduction: Callable[[int, int], int]) -> int:
@@ -53,14 +51,30 @@ def reduce_jpeg(image: Image.Image, reduction: Callable[[int, int], int]) -> int
     """
     if image.format not in ("JPEG", "MPO"):
         return 1
-    width, height = image.size
-    orientation = image.getexif().get(_ORIENTATION)
+    width, height = _size(image)
+    orientation = _orientation(image)
     scale = reduction(*((width, height) if orientation in _ON_A_SIDE else (height, width)))
     while scale > 1 and orientation in _TURNED and (width % scale or height % scale):
         scale //= 2
     if scale > 1:
         image.draft(None, (width // scale, height // scale))
     return scale
+
+
+def _size(image: Image.Image) -> tuple[int, int]:
+    """Width and height, known from the header before a pixel is decoded. Raises ValueError above `MAX_PIXELS`."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} pixels is more than {MAX_PIXELS}")
+    return width, height
+
+
+def _orientation(image: Image.Image) -> Any:
+    """What EXIF says of how the camera was held; None where there is no EXIF, or a damaged one."""
+    try:
+        return image.getexif().get(_ORIENTATION)
+    except Exception:  # PIL meets any bytes here, and raises nearly anything
+        return None
 
 
 def _to_rgb(strip: Image.Image) -> np.ndarray:

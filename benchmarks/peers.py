@@ -56,7 +56,6 @@ from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import Training
-from adasim.train.optim import set_schedules
 from adasim.train.signals import StopRequests
 from adasim.train.state import build_state
 
@@ -257,6 +256,7 @@ def vit_steps(batch: int, rows: int) -> Contenders:
     config = get_recipe("dino-vit-s16")
     config.pairs = "standard"  # the memory is made here, with a filled cache
     state = build_state(config, rows)
+    state.epoch = 1  # in the first, the last layer is frozen
     method: Any = state.method
     memory = NeighborMemory(rows, method.feature_dim, config.neighbors.window, config.neighbors.k)
     fill(memory)
@@ -271,13 +271,8 @@ def vit_steps(batch: int, rows: int) -> Contenders:
     ids = torch.randperm(rows, generator=generator)[:batch]
 
     def ours() -> int:
-        set_schedules(state.optimizer, config, 1, 1000)
         step = method([view.contiguous(memory_format=torch.channels_last) for view in views], 1)
-        state.optimizer.zero_grad(set_to_none=True)
-        step.loss.backward()
-        method.before_optimizer(1)
-        state.optimizer.step()
-        method.after_step(1, 100_000)
+        state.learn(step.loss, config, steps_per_epoch=1000)
         memory.observe(ids, step.feature)
         return batch
 

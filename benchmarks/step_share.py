@@ -22,7 +22,6 @@ from _report import report
 
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
-from adasim.train.optim import set_schedules
 from adasim.train.state import build_state
 
 
@@ -42,6 +41,7 @@ def main() -> None:
     config.pairs = "standard"  # the memory is made here, with a filled cache
     config.batch_size = args.batch
     state = build_state(config, args.images)
+    state.epoch = 1  # in the first, the last layer is frozen
     method, dim = state.method, state.method.feature_dim
     memory = NeighborMemory(args.images, dim, args.window, args.k)
     fill(memory)
@@ -53,16 +53,11 @@ def main() -> None:
 
     generator = torch.Generator().manual_seed(0)
 
-    def train(step: int, batch: int) -> float:
+    def train(batch: int) -> float:
         views = [torch.randn(batch, 3, 224, 224, generator=generator) for _ in range(2)]
         start = time.perf_counter()
-        set_schedules(state.optimizer, config, step, 1000)
         result = method([view.contiguous(memory_format=torch.channels_last) for view in views], 1)
-        state.optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()
-        method.before_optimizer(1)
-        state.optimizer.step()
-        method.after_step(step, 100_000)
+        state.learn(result.loss, config, steps_per_epoch=1000)
         return time.perf_counter() - start
 
     def observe() -> float:
@@ -72,9 +67,9 @@ def main() -> None:
         memory.observe(ids, near)
         return time.perf_counter() - start
 
-    train(0, min(4, args.batch))
+    train(min(4, args.batch))
     observe()
-    standard = statistics.median(train(1 + step, args.batch) for step in range(args.steps))
+    standard = statistics.median(train(args.batch) for _ in range(args.steps))
     searches = statistics.median(observe() for _ in range(args.searches))
     rows = [
         {

@@ -52,9 +52,8 @@ class TarImages(ImageSet):
 
     def _bytes(self, i: int) -> bytes:
         _, start, size = self._files[i]
-        with open(
-            self._path, "rb"
-        ) as file:  # opened anew: a handle is not shared by threads and loader processes
+        # Opened anew: a handle is not shared by threads and loader processes.
+        with open(self._path, "rb") as file:
             file.seek(start)
             return file.read(size)
 

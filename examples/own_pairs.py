@@ -28,18 +28,16 @@ class Mutual(PairPolicy):
         return cls(context.memory)
 
     @classmethod
-    def check(cls, settings: Any, epochs: int) -> None:
-        if settings.k < 2:
+    def check(cls, config: Any) -> None:
+        if config.neighbors.k < 2:
             raise UserError("pairs=mutual needs neighbors.k of at least 2: a list may hold the image itself.")
 
     @classmethod
-    def window(cls, settings: Any) -> int:
+    def window(cls, neighbors: Any) -> int:
         return 1  # the newest lists are all it reads
 
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
-        best = (
-            self.memory.nearest_other()
-        )  # (N,), of all images, also where the memory is shared by processes
+        best = self.memory.nearest_other()  # (N,), also where processes share the memory
         own = torch.arange(len(best))
         partners = torch.where(best[best] == own, best, own)
         return partners if ids is None else partners[ids]

@@ -250,7 +250,8 @@ class Accelerator:
 
     def _properties(self, device: Any) -> SimpleNamespace:
         index = None if device is None else torch.device(device).index
-        return SimpleNamespace(uuid=self.serial or f"GPU-{self.device.index if index is None else index}")
+        number = self.device.index if index is None else index
+        return SimpleNamespace(uuid=self.serial or f"6f1d3b52-8a47-4c1e-9f05-7ab34c0e{number + 1:04x}")
 
     # ---- one operation ----
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,12 @@ def test_a_run_from_the_command_line_then_its_refusals(
 def test_help_needs_no_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments)
     assert "adasim" in capsys.readouterr().out
+
+
+def test_pils_own_warnings_are_kept_from_the_screen(recwarn: pytest.WarningsRecorder) -> None:
+    main([])
+    warnings.warn_explicit("Corrupt EXIF data", UserWarning, "TiffImagePlugin.py", 982, "PIL.TiffImagePlugin")
+    assert not recwarn
 
 
 def test_help_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:

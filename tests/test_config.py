@@ -23,6 +23,7 @@ from adasim.config import (
 from adasim.errors import UserError
 from adasim.methods import DinoSettings, SimSiam, SimSiamSettings
 from adasim.recipes import RECIPES, get_recipe
+from adasim.registry import PAIRS
 from adasim.runs.folder import RunFolder
 
 
@@ -121,6 +122,17 @@ def test_a_name_assigned_after_construction_is_refused_before_anything_is_writte
     with pytest.raises(UserError, match=r"optim\.name='adam' is unknown\. Did you mean adamw"):
         pretrain(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pair_policy_refuses_what_it_cannot_do_also_without_a_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(config: Config) -> None:
+        raise UserError(f"not with {config.epochs} epochs")
+
+    monkeypatch.setattr(PAIRS["standard"], "check", check)
+    with pytest.raises(UserError, match="not with 100 epochs"):
+        Config(pairs="standard", epochs=100).check(10_000, has_labels=False)
 
 
 def test_a_configuration_of_version_0_1_is_read() -> None:

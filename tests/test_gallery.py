@@ -389,7 +389,11 @@ def test_images_that_moved_are_found_again_and_others_are_refused(
     config.data.source = str(tmp_path / "old")
     run = adasim.pretrain(config, tmp_path / "run")
     (tmp_path / "old").rename(tmp_path / "new")
-    assert "Say where they are now with --data" in refusal(["gallery", str(run)], capsys)
+    for command in ("gallery", "explore"):
+        assert "Say where they are now with --data" in refusal([command, str(run)], capsys)
+    found_again = ["explore", str(run), "--data", str(tmp_path / "new"), "--workers", "0"]
+    main([*found_again, "--csv", str(tmp_path / "lists")])
+    assert (tmp_path / "lists" / "lonely.csv").exists()
     main(["gallery", str(run), "--data", str(tmp_path / "new"), "--pick", "07.png"])
     _, lines = read_csv(run / "gallery-picked.csv")
     assert {line["query_file"] for line in lines} == {"07.png"}
@@ -397,7 +401,10 @@ def test_images_that_moved_are_found_again_and_others_are_refused(
     no_labels = ["gallery", str(run), "--data", str(tmp_path / "new"), "--pick", "other-class"]
     assert "needs labels" in refusal(no_labels, capsys)
     (tmp_path / "new" / "03.png").unlink()
-    assert "are not those that" in refusal(["gallery", str(run), "--data", str(tmp_path / "new")], capsys)
+    for command in ("gallery", "explore"):
+        message = refusal([command, str(run), "--data", str(tmp_path / "new")], capsys)
+        assert "are not those that" in message
+        assert f"adasim {command} --backbone {run} --data {tmp_path / 'new'}" in message
 
 
 def test_any_encoder_and_any_features_have_galleries(

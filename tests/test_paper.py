@@ -11,6 +11,8 @@ import torch
 from helpers import refusal
 from PIL import Image
 
+from adasim.train.monitor import CollapseWatch
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -86,9 +88,9 @@ def test_a_gain_over_a_baseline_of_another_first_epoch_is_told(paper: Any, tmp_p
         line("adasim", 1, 2.1),
     ]
     (tmp_path / "main.jsonl").write_text("\n".join(map(json.dumps, cells)))
-    results, report = paper("results").Results(tmp_path), paper("report")
+    results, blocks = paper("results").Results(tmp_path), paper("blocks")
     assert list(map(str, results.unpaired())) == ["dino/adasim/1"]
-    assert "`dino/adasim/1`" in report.pairing(results)
+    assert "`dino/adasim/1`" in blocks.pairing(results)
 
 
 def test_right_and_wrong_partners_are_weighed_by_least_squares(paper: Any, tmp_path: Path) -> None:
@@ -130,10 +132,10 @@ def test_a_run_that_failed_in_its_first_epoch_is_told(paper: Any, tmp_path: Path
         "failed": "The loss is nan.",
     }
     (tmp_path / "main.jsonl").write_text(json.dumps(line))
-    results, report = paper("results").Results(tmp_path), paper("report")
-    table = report.arm_table(results, [("dino", "nearest")], {})
+    results, blocks = paper("results").Results(tmp_path), paper("blocks")
+    table = blocks.arm_table(results, [("dino", "nearest")], {})
     assert table.splitlines()[-1].split(" | ")[2] == "1, 1 failed"
-    assert report.collapse_list(results) == "- `dino/nearest/0`: *The loss is nan.*"
+    assert blocks.collapse_list(results) == "- `dino/nearest/0`: *The loss is nan.*"
 
 
 def test_a_cell_that_has_a_result_or_is_not_known_is_told(
@@ -193,9 +195,11 @@ def test_commands_at_the_papers_scale_are_understood(
 
 
 def test_what_a_command_prints_is_kept_and_searched_for_a_collapse(paper: Any, tmp_path: Path) -> None:
-    said = "The encoder gives nearly the same feature for all images."
-    paper("imagenet").shown_and_kept(["printf", f"epoch 1\n{said}\n"], tmp_path / "log")
-    assert paper("cell").collapse_of(tmp_path / "log") == [said]
+    watch = CollapseWatch()
+    *_, said = (watch.update(torch.eye(20) + 10) for _ in range(5))
+    assert said
+    paper("imagenet").shown_and_kept(["echo", "\n".join(["epoch 1", *said])], tmp_path / "log")
+    assert paper("cell").collapse_of(tmp_path / "log") == said
     with pytest.raises(CalledProcessError):
         paper("imagenet").shown_and_kept(["false"], tmp_path / "log")
 

@@ -11,7 +11,7 @@ import pytest
 from helpers import of_known_speed
 from PIL import Image
 
-from adasim import photos
+from adasim import forecast, photos
 from adasim.cli.main import main
 from adasim.cli.pretrain import agreed, shortened
 from adasim.config import Config
@@ -20,6 +20,7 @@ from adasim.errors import UserError
 from adasim.ranks.processes import Distributed
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
+from adasim.runs.folder import RunFolder
 from adasim.train.trial import Speed, time_steps
 
 
@@ -104,6 +105,20 @@ def test_the_proposed_run_runs(
     assert run.metrics[-1]["epoch"] == run.config.epochs - 1
 
 
+def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the very same command: nothing is measured and proposed again."""
+    resumed: list[list[str]] = []
+    monkeypatch.setattr("adasim.cli.pretrain.resume", resumed.append)
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    out = str(tmp_path / "run")
+    RunFolder.create(tmp_path / "run", Config(), {}).close()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    main(["pretrain", "photos", "--data", str(folder), "--out", out, "--yes", "--no-curves"])
+    assert resumed == [["--resume", out, "--no-curves"]]
+
+
 @pytest.mark.parametrize(
     "options",
     [["--method", "dino", "--dino.out-dim", "64"], ["--pairs", "confident", "--confident.start", "1"]],
@@ -111,11 +126,27 @@ def test_the_proposed_run_runs(
 def test_method_and_pairs_may_be_others(
     options: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(photos, "time_steps", of_known_speed)
+    for room in (photos, forecast):
+        monkeypatch.setattr(room, "time_steps", of_known_speed)
     out = tmp_path / "run"
     asked = ["--data", str(folder), "--out", str(out), "--hours", "0.0005", "--yes", "--no-curves"]
     main(["pretrain", "photos", *asked, *options])
     assert getattr(load_run(out).config, options[0].strip("-")) == options[1]
+
+
+def test_the_plan_that_is_shown_is_the_one_that_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for room in (photos, forecast):
+        monkeypatch.setattr(room, "time_steps", lambda *_, **__: Speed(100, 0.01))
+    started: list[Config] = []
+    monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
+    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes"]
+    main(["pretrain", "photos", *asked, "--epochs", "4", "--batch-size", "5", "--views.size", "48"])
+    assert (started[0].epochs, started[0].batch_size) == (4, 5)
+    plan = re.sub(r" +", " ", capsys.readouterr().out).partition("With your options:")[2]
+    for words in ("batch 5 5 at once", "epochs 4 0:02 in all", "resnet_tiny at 48 pixels simsiam"):
+        assert words in plan
 
 
 def _say(answer: str, question: str) -> str:

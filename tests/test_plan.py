@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import refusal
 from torch import Tensor
 
 from adasim import forecast
@@ -101,6 +103,8 @@ def test_advice_turns_with_the_size() -> None:
     for word in ("no approximate search", "float16", "window 10", "16 GB"):
         assert word in huge
     assert "affordable" not in huge
+    tiny = " ".join(make_plan(PlanArguments(images=10**6, backbone="resnet_tiny", size=32)).advice())
+    assert re.search(r"20% is reached at \d{3},\d{3}\)", tiny)
 
 
 def test_width_and_encoder_are_found_from_each_other() -> None:
@@ -120,6 +124,7 @@ def test_width_and_encoder_are_found_from_each_other() -> None:
         ({"images": 2**31}, "2\\^31"),
         ({"images": 5, "k": 6}, "k=6"),
         ({"window": 0}, "window=0"),
+        ({"size": 33}, "--size 33 is no multiple of 16, the side of a patch of vit_small. Choose --size 48"),
     ],
 )
 def test_impossible_plans_are_refused(changes: dict[str, int], message: str) -> None:
@@ -165,6 +170,15 @@ def test_a_recipe_is_planned_on_its_images_and_this_machine(
     ):
         assert words in shown
     assert not list(tmp_path.iterdir())  # nothing is written
+
+
+def test_recipes_are_told_in_the_help_and_photos_has_its_plan_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "adasim pretrain photos --data DIR shows it" in refusal(["plan", "photos", "--data", "x"], capsys)
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "adasim plan RECIPE --data DIR" in capsys.readouterr().out
 
 
 def test_a_plan_says_what_does_not_fit(

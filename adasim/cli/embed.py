@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adasim import terminal
+from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import Flag, Model, Reading
 
@@ -33,7 +34,7 @@ class EmbedArguments(Reading):
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim embed ...`"""
-    asked = read_options(EmbedArguments, arguments, "embed")
+    asked = read_options(EmbedArguments, load_plugins(arguments), "embed")
     console = terminal.console()
 
     from adasim.use.embed import embed

@@ -46,9 +46,11 @@ class What:
     backbone: str | None = None
     """Instead of a run: a timm model, a backbone.safetensors or a run folder, for the images of --data."""
     features: Path | None = None
-    """Instead of a run: an .npz file with an array `features` (images, width), a row for each image of --data."""
+    """Instead of a run: an .npz file with an array `features` (images, width) for the images of --data, as `adasim
+    embed` writes it; a row for each, or an array `files` of names."""
     data: str | None = None
-    """Which images: a folder, an .npz file, hf:NAME or synthetic[:COUNT]; with its test split, if it has one."""
+    """Which images: a folder, an .npz file, hf:NAME or synthetic[:COUNT]; with its test split, if it has one.
+    With RUN: where its images are now."""
     out: Path | None = None
     """The page to write; RUN/explore.html, or explore.html."""
     csv: Path | None = None
@@ -128,11 +130,6 @@ def check_sources(asked: ExploreArguments) -> None:
             "What is to be explored? Name a run folder, or --backbone NAME --data FOLDER, or --features FILE.npz "
             "--data FOLDER" + (", one of them alone." if given else ".")
         )
-    if given == ["run"] and asked.data is not None:
-        raise UserError(
-            f"A run is explored on its own images. For others: adasim explore --backbone {asked.run} "
-            f"--data {asked.data}"
-        )
     if asked.run is not None:
         load_run(asked.run)  # says so if it is none, before anything is said about its page
     elif asked.data is None:
@@ -141,7 +138,7 @@ def check_sources(asked: ExploreArguments) -> None:
 
 def open_asked(asked: ExploreArguments, say: Say) -> Opened:
     if asked.run is not None:
-        return open_run(asked.run, asked, say)
+        return open_run(asked.run, asked, say, data=asked.data)
     assert asked.data is not None
     if asked.backbone is not None:
         return open_backbone(asked.backbone, asked.data, asked, say)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from adasim import terminal
+from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import Flag, Model
 
@@ -31,11 +34,14 @@ class ExportArguments:
     """The folder to make; by default beside the run: runs/photos-onnx."""
     overwrite: Flag = False
     """If OUT is an earlier export, replace it. Anything else is refused."""
+    # Only for the help: `load_plugins` has taken the option out before the others are read.
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """Python files that register methods or kinds of data of your own (docs/extending.md)."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim export ...`"""
-    asked = read_options(ExportArguments, arguments, "export")
+    asked = read_options(ExportArguments, load_plugins(arguments), "export")
     console = terminal.console()
 
     from adasim.use.export import export

@@ -20,7 +20,7 @@ from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.errors import UserError
 from adasim.eval.options import Flag
-from adasim.explore.opening import Options, Say, open_backbone, open_features
+from adasim.explore.opening import Options, Say, open_backbone, open_features, refuse_unused
 from adasim.files import atomic_write
 from adasim.gallery.figure import FORMATS, render
 from adasim.gallery.opening import Supports, supports_of_opened, supports_of_run
@@ -46,7 +46,8 @@ class What:
     backbone: str | None = None
     """Instead of a run: a timm model, a backbone.safetensors or a run folder, for the images of --data."""
     features: Path | None = None
-    """Instead of a run: an .npz file with an array `features` (images, width), a row for each image of --data."""
+    """Instead of a run: an .npz file with an array `features` (images, width) for the images of --data, as `adasim
+    embed` writes it; a row for each, or an array `files` of names."""
     data: str | None = None
     """Which images: a folder, an .npz file, hf:NAME or synthetic[:COUNT]. With RUN: where its images are now."""
     out: Path | None = None
@@ -109,12 +110,7 @@ def check(asked: GalleryArguments) -> None:
         )
     if asked.run is not None:
         load_run(asked.run)  # says so if it is none, before anything is said about files in it
-        for name in ("passes", "k", "size", "random_weights"):
-            if getattr(asked, name) != getattr(GalleryArguments, name):
-                raise UserError(
-                    f"--{name.replace('_', '-')} is for --backbone and --features: a run has its neighbours from its "
-                    f"training. Leave it out, or ask the encoder: --backbone {asked.run} --data ..."
-                )
+        refuse_unused(asked, ("passes", "k", "size", "random_weights"), asked.run)
     elif asked.data is None:
         raise UserError(f"--{given[0]} needs --data: which images?")
     for name in ("count", "show"):

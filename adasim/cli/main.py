@@ -22,9 +22,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
 
-import tyro
 from rich.table import Table
 from rich.text import Text
 
@@ -32,92 +33,25 @@ from adasim import terminal
 from adasim.errors import UserError
 from adasim.interrupts import Stopped, is_first
 
-
-def pretrain(arguments: Sequence[str]) -> None:
-    """`adasim pretrain ...`"""
-    from adasim.cli.pretrain import main as run
-
-    run(arguments)
-
-
-def demo(arguments: Sequence[str]) -> None:
-    """`adasim demo`"""
-    from adasim.demo import run_demo
-
-    tyro.cli(run_demo, args=arguments, prog="adasim demo")
-
-
-def evaluate(arguments: Sequence[str]) -> None:
-    """`adasim eval ...`"""
-    # Heads take thousands of small steps; threads that spin while they wait are many times slower on a CPU
-    # that others use too. Read when torch is loaded, hence before the import.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from adasim.cli.evaluate import main as run
-
-    run(arguments)
-
-
-def embed(arguments: Sequence[str]) -> None:
-    """`adasim embed ...`"""
-    from adasim.cli.embed import main as run
-
-    run(arguments)
-
-
-def similar(arguments: Sequence[str]) -> None:
-    """`adasim similar ...`"""
-    from adasim.cli.similar import main as run
-
-    run(arguments)
-
-
-def export(arguments: Sequence[str]) -> None:
-    """`adasim export ...`"""
-    from adasim.cli.export import main as run
-
-    run(arguments)
-
-
-def explore(arguments: Sequence[str]) -> None:
-    """`adasim explore ...`"""
-    from adasim.cli.explore import main as run
-
-    run(arguments)
-
-
-def gallery(arguments: Sequence[str]) -> None:
-    """`adasim gallery ...`"""
-    from adasim.cli.gallery import main as run
-
-    run(arguments)
-
-
-def plot(arguments: Sequence[str]) -> None:
-    """`adasim plot ...`"""
-    from adasim.cli.plot import main as run
-
-    run(arguments)
-
-
-def plan(arguments: Sequence[str]) -> None:
-    """`adasim plan`"""
-    from adasim.cli.plan import main as run
-
-    run(arguments)
-
-
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
-    "demo": (demo, "three minutes on generated images: pretrain, then k-NN accuracy"),
-    "pretrain": (pretrain, "pretrain an encoder on your images, or resume a run"),
-    "eval": (evaluate, "measure an encoder: k-NN, linear, few-shot, segmentation; compare runs"),
-    "embed": (embed, "features of a folder of images: .npz, .parquet or .npy"),
-    "similar": (similar, "the images most similar to one: a table and a picture"),
-    "export": (export, "for other libraries: timm, Hugging Face, ONNX, pt2"),
-    "explore": (explore, "a page to go through neighbours, duplicates, wrong labels and outliers"),
-    "gallery": (gallery, "images with their ranked support and p_win: a picture and tables"),
-    "plot": (plot, "curves of one run, or of several in one figure"),
-    "plan": (plan, "memory, time and disk of a run, before you start it"),
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("adasim.cli.demo", "three minutes on generated images: pretrain, then k-NN accuracy"),
+    "pretrain": ("adasim.cli.pretrain", "pretrain an encoder on your images, or resume a run"),
+    "eval": (
+        "adasim.cli.evaluate",
+        "measure an encoder: k-NN, linear, few-shot, segmentation, views; compare runs",
+    ),
+    "embed": ("adasim.cli.embed", "features of a folder of images: .npz, .parquet or .npy"),
+    "similar": ("adasim.cli.similar", "the images most similar to one: a table and a picture"),
+    "export": ("adasim.cli.export", "for other libraries: timm, Hugging Face, ONNX, pt2"),
+    "explore": (
+        "adasim.cli.explore",
+        "a page to go through neighbours, duplicates, wrong labels and outliers",
+    ),
+    "gallery": ("adasim.cli.gallery", "images with their ranked support and p_win: a picture and tables"),
+    "plot": ("adasim.cli.plot", "curves of one run, or of several in one figure"),
+    "plan": ("adasim.cli.plan", "memory, time and disk of a run, before you start it"),
 }
+"""Each command's module, whose `main(arguments)` runs it, and a line about it."""
 
 
 def show_commands() -> None:
@@ -137,6 +71,8 @@ def show_commands() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; bad input ends with a sentence on standard error and exit code 2."""
+    # PIL warns of damaged EXIF and of large photos, which are read all the same.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         try:
             run(sys.argv[1:] if arguments is None else arguments)
@@ -167,7 +103,12 @@ def run(arguments: Sequence[str]) -> None:
         return print(f"adasim {__version__}")
     if arguments[0] not in COMMANDS:
         raise UserError(f"Unknown command {arguments[0]!r}. The commands are {', '.join(COMMANDS)}.")
-    COMMANDS[arguments[0]][0](arguments[1:])
+    if arguments[0] == "eval":
+        # Heads take thousands of small steps; threads that spin while they wait are many times slower on a CPU
+        # that others use too. Read when torch is loaded, hence before the import.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    module, _ = COMMANDS[arguments[0]]
+    import_module(module).main(arguments[1:])  # not before: torch takes seconds to import
 
 
 def expand_home(argument: str) -> str:

@@ -8,6 +8,7 @@ from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.pretrain import configured
 from adasim.cli.reading import read_options
+from adasim.errors import UserError
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -17,6 +18,11 @@ def main(arguments: Sequence[str]) -> None:
         from adasim.plan import PlanArguments, make_plan, show
 
         return show(make_plan(read_options(PlanArguments, arguments, "plan")), terminal.console(width=110))
+    if arguments[0] == "photos":
+        raise UserError(
+            "`photos` makes its plan from your images and your machine: adasim pretrain photos --data DIR shows it, "
+            "and asks before it starts."
+        )
     parsed = configured(arguments[0], arguments[1:], f"adasim plan {arguments[0]}")
     from adasim.forecast import forecast
 

@@ -40,7 +40,8 @@ class PretrainArguments:
 @dataclass
 class ResumeArguments:
     """Continue a run where it stopped. What shapes the result cannot be changed, except that --epochs may be
-    raised: the schedules then follow the larger number from there on."""
+    raised: the schedules then follow the larger number from there on. --micro-batch may change where there is no
+    batch norm."""
 
     resume: Path
     """The run folder."""
@@ -67,9 +68,8 @@ def main(arguments: Sequence[str]) -> None:
         return show_common_options(recipe, starting_point(recipe, rest))
     parsed = configured(recipe, rest, f"adasim pretrain {recipe}")
 
-    from adasim.api import (
-        pretrain as run,  # torch is slow to import, and a list of recipes must not wait for it
-    )
+    # torch is slow to import, and a list of recipes must not wait for it.
+    from adasim.api import pretrain as run
 
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)
     finish(parsed.out, parsed.curves)
@@ -112,7 +112,7 @@ class PhotosArguments:
     hours: float = 1.0
     """How long the run may take."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the best there is."""
+    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: a GPU if there is one, but on a Mac the CPU."""
     yes: bool = False
     """Start without asking."""
 
@@ -124,12 +124,15 @@ def photos(arguments: Sequence[str]) -> None:
     )
     from adasim.api import pretrain as run
     from adasim.data.sources.opening import is_path
-    from adasim.forecast import show
+    from adasim.forecast import forecast, show
     from adasim.photos import propose
     from adasim.runs.folder import check_out
+    from adasim.runs.launch import began_here, restarted
 
     if is_path(own.data) and not Path(own.data).exists():
         raise UserError(f"No such folder: {own.data}. Check --data.")
+    if began_here(own.out, restarted()):
+        return resume(["--resume", str(own.out), *(["--no-curves"] if "--no-curves" in rest else [])])
     check_out(own.out, overwrite="--overwrite" in rest)
     console = terminal.console()
     if not own.yes and not sys.stdin.isatty():
@@ -141,7 +144,11 @@ def photos(arguments: Sequence[str]) -> None:
     default = with_settings(PretrainArguments, config)(out=own.out, config=config)
     parsed = parse(default, rest, "adasim pretrain photos", None)
     console.print()
-    show(proposal.reasons, console)
+    if replace(parsed.config, seed=proposal.config.seed) == proposal.config:
+        show(proposal.reasons, console)
+    else:
+        console.print("With your options:")
+        forecast(parsed.config, console)
     if not own.yes and not agreed(console.input):
         return
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
+from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import Flag, Model, Reading
 from adasim.errors import UserError
@@ -44,12 +45,14 @@ class SimilarArguments(Reading):
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim similar ...`"""
-    asked = read_options(SimilarArguments, arguments, "similar")
+    asked = read_options(SimilarArguments, load_plugins(arguments), "similar")
     console = terminal.console()
 
     from adasim.use.outputs import check_output
     from adasim.use.similar import similar
 
+    if asked.image.is_dir():
+        raise UserError(f"{asked.image} is a folder. Name one image to compare with, and folders with --in.")
     if not asked.image.is_file():
         raise UserError(f"No such file: {asked.image}. Name the image to compare with.")
     if asked.out is not None:

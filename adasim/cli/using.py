@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -27,3 +28,6 @@ class Reading:
     """Processes that read images from files."""
     no_cache: Flag = False
     """Make features anew and keep none: an interrupted pass begins again."""
+    # Only for the help: `load_plugins` has taken the option out before the others are read.
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """Python files that register methods or kinds of data of your own (docs/extending.md)."""

@@ -104,7 +104,7 @@ def chosen_panels(names: Sequence[str], runs: Sequence[RunCurves]) -> list[Panel
     panels = []
     for name in names:
         if name not in PANELS and name not in logged:
-            known = [*PANELS, *sorted(logged)]
+            known = dict.fromkeys([*PANELS, *sorted(logged)])
             nearest = get_close_matches(name, known, n=3, cutoff=0.4)
             hint = f"Did you mean {' or '.join(nearest)}?" if nearest else f"There are {', '.join(PANELS)}."
             raise UserError(f"--curves {name}: these runs have logged nothing of that name. {hint}")
@@ -147,9 +147,8 @@ def write(figure: Any, file: Path) -> None:
     }
     buffer = io.BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": _MARK}), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Glyph .* missing from"
-        )  # a folder's name in another script
+        # A folder's name may be in another script.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format=kind, dpi=DPI, metadata=marks[kind])
     try:
         atomic_write(file, buffer.getvalue())

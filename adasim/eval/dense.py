@@ -21,6 +21,7 @@ from adasim.eval.features import frozen, progress_bar, require_size
 from adasim.eval.protocols.segmentation import MaskBatches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
+from adasim.ranks.devices import image_layout
 
 HELD_BYTES = 2 * 1024**3
 """Patch features up to this size are made once and held; larger ones are made anew for every epoch."""
@@ -116,7 +117,9 @@ class PatchFeatures:
     def _patches(self, views: Tensor) -> Tensor:
         """(B, n_blocks * D, h, w)."""
         with frozen(self.backbone), torch.no_grad():
-            blocks = self.backbone.tokens(views.contiguous(memory_format=torch.channels_last), self.n_blocks)
+            blocks = self.backbone.tokens(
+                views.contiguous(memory_format=image_layout(views.device)), self.n_blocks
+            )
             return torch.cat([patches for _, patches in blocks], dim=1).float()
 
     def _size_up(self, count: int) -> tuple[int, int]:

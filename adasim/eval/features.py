@@ -33,6 +33,7 @@ from adasim.errors import UserError
 from adasim.eval.kept import Parts, as_bytes, read_features, write_features
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
+from adasim.ranks.devices import image_layout
 
 FeatureKind = Literal["pooled", "linear-dino"]
 """`pooled`: the encoder's own output. `linear-dino`: what DINO's linear layer sees (docs/evaluation.md)."""
@@ -115,7 +116,7 @@ def encode(backbone: Backbone, views: Tensor, kind: FeatureKind = "pooled") -> T
     the mean patch; a net without CLS gives its pooled output.
     """
     net = backbone.net
-    views = views.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
+    views = views.contiguous(memory_format=image_layout(views.device))
     if kind == "pooled" or not isinstance(net, VisionTransformer) or net.cls_token is None:
         return backbone(views)
     if net.embed_dim >= 768:

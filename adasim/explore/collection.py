@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from adasim.data import ImageSet, open_images
+from adasim.data import ImageSet, leave_out, open_images
 from adasim.data.sources.excluded import file_key
-from adasim.errors import UserError
+from adasim.errors import MissingSplitError, UserError
 from adasim.terminal import printable
 
 
@@ -43,12 +44,37 @@ class Collection:
         label = -1 if self.labels is None else int(self.labels[i])
         return self.classes[label] if label >= 0 else ""
 
+    def fitting(self, text: str) -> list[int]:
+        """Images of exactly that name; else those whose path ends in it, or that it ends in."""
+        text = printable(text.removeprefix("./"))
+        exact = self._by_name.get(text)
+        if exact:
+            return exact
+        alike = self._by_last_part.get(text.rpartition("/")[2], [])
+        return [i for i in alike if self.names[i].endswith(f"/{text}") or text.endswith(f"/{self.names[i]}")]
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[int]]:
+        return _places(self.names)
+
+    @cached_property
+    def _by_last_part(self) -> dict[str, list[int]]:
+        return _places([name.rpartition("/")[2] for name in self.names])
+
     def fingerprint(self) -> str:
         """The same for the same images, labels and splits: verdicts belong to it."""
         parts = [
             f"{split} {images.fingerprint()}" for split, images in zip(self.splits, self.sets, strict=True)
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _places(names: Sequence[str]) -> dict[str, list[int]]:
+    """{name: where it stands}"""
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        found.setdefault(name, []).append(i)
+    return found
 
 
 def collect(sets: Sequence[ImageSet], splits: Sequence[str] = ("train", "test")) -> Collection:
@@ -77,16 +103,22 @@ def collect(sets: Sequence[ImageSet], splits: Sequence[str] = ("train", "test"))
     )
 
 
-def open_collection(source: str, *, size: int) -> Collection:
+def open_collection(source: str, *, size: int, say: Callable[[str], None]) -> Collection:
     """The images of a source: its training and its test split, or all of them where it is not divided."""
     sets = [open_images(source, size=size)]
-    test = open_test(source, size=size)
+    test = open_test(source, size=size, say=say)
     return collect([*sets, test] if test is not None else sets)
 
 
-def open_test(source: str, *, size: int) -> ImageSet | None:
-    """The test images of a source, if it has any."""
+def open_test(
+    source: str, *, size: int, exclude: str | None = None, say: Callable[[str], None]
+) -> ImageSet | None:
+    """The test images of a source, if it has any, without those that the verdicts in `exclude` reject; where they
+    cannot be opened, `say` is told why."""
     try:
-        return open_images(source, size=size, split="test")
-    except UserError:
+        return leave_out(open_images(source, size=size, split="test"), exclude)
+    except MissingSplitError:
+        return None
+    except UserError as error:
+        say(f"Without the test images: {error}")
         return None

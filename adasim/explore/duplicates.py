@@ -23,7 +23,7 @@ copies, and to be listed as the same scene on the encoder's word alone."""
 DIFFERENCE = 0.4
 """Near copies differ by at most this, see `thumbnail_difference`."""
 _SHIFT = 2  # pixels by which thumbnails are moved against each other
-_PAIRS = 1024  # compared at once
+_AT_ONCE = 1024  # images or pairs whose thumbnails are looked at
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,11 @@ def looks_as_features(small: Tensor) -> Tensor:
     """Thumbnails (N, 3, 32, 32) as unit vectors: blurred, so that a shift or a slight turn matters little, and
     without brightness and contrast. A plain image becomes 0.
     """
-    blurred = F.avg_pool2d(small.float(), 6, stride=4, padding=1, count_include_pad=False)  # (N, 3, 8, 8)
-    return _standard(blurred).flatten(1)
+    found = []
+    for block in small.split(_AT_ONCE):
+        blurred = F.avg_pool2d(block.float(), 6, stride=4, padding=1, count_include_pad=False)  # (B, 3, 8, 8)
+        found.append(_standard(blurred).flatten(1))
+    return torch.cat(found)
 
 
 def coarse_difference(small: Tensor, pairs: Tensor) -> Tensor:
@@ -123,7 +126,7 @@ def thumbnail_difference(small: Tensor, pairs: Tensor) -> Tensor:
         pairs: (P, 2) ids.
     """
     found = [torch.empty(0)]
-    for block in pairs.split(_PAIRS):
+    for block in pairs.split(_AT_ONCE):
         a, b = (_detail(small[block[:, side]]) for side in (0, 1))
         inner = a.shape[-1] - 2 * _SHIFT
         a = _standard(a[:, :, _SHIFT : _SHIFT + inner, _SHIFT : _SHIFT + inner])

@@ -51,7 +51,9 @@ def look(sets: Sequence[ImageSet], advance: Callable[[int], None] = lambda count
     sizes = torch.zeros(count, 2, dtype=torch.int64)
     small = torch.zeros(count, 3, SMALL, SMALL, dtype=torch.uint8)
     hashes = [""] * count
-    tiles: list[np.ndarray | None] = []
+    tiles: list[np.ndarray | None] = []  # that are in no sheet yet
+    sheets: list[bytes] = []
+    side, per = 1, COLUMNS * COLUMNS
     unreadable: dict[int, str] = {}
     with ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
         for start in range(0, count, _CHUNK):
@@ -65,10 +67,12 @@ def look(sets: Sequence[ImageSet], advance: Callable[[int], None] = lambda count
                     small[i] = found.small
                     hashes[i] = found.hash
                     tiles.append(found.tile)
+                    side = max(side, *found.tile.shape[:2])
+            while side == TILE and len(tiles) >= per:  # no tile is larger: thumbnails need not wait
+                sheets.append(_sheet(tiles[:per], side))
+                del tiles[:per]
             advance(len(chunk))
-    side = max((max(tile.shape[:2]) for tile in tiles if tile is not None), default=1)
-    per = COLUMNS * COLUMNS
-    sheets = [_sheet(tiles[first : first + per], side) for first in range(0, count, per)]
+    sheets += [_sheet(tiles[first : first + per], side) for first in range(0, len(tiles), per)]
     return Looks(sizes, hashes, small, sheets, side, unreadable)
 
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, describe
+from adasim.data.sources.opening import is_path
 from adasim.errors import UserError
 from adasim.eval.encoders import open_encoder
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import encode, frozen, progress_bar
 from adasim.eval.options import Flag
 from adasim.explore.collection import Collection, collect, open_collection, open_test
+from adasim.explore.given import given_features
 from adasim.explore.support import Support, support_of_features, support_of_memory, with_more
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 from adasim.neighbors import NeighborMemory
 from adasim.ranks.devices import pick_device
 from adasim.run import Run, load_run
-from adasim.terminal import printable
 
 Say = Callable[[str], None]
 """Takes a sentence for a person."""
@@ -86,36 +86,53 @@ class Opened:
     images alone."""
 
 
-def open_run(path: str | Path, options: Options, say: Say, *, images: ImageSet | None = None) -> Opened:
+def open_run(
+    path: str | Path, options: Options, say: Say, *, data: str | None = None, images: ImageSet | None = None
+) -> Opened:
     """A run: supports from its neighbour memory, features from its encoder. Its test images come along.
 
     Args:
+        data: where the run's images are now, if they moved; other images are refused.
         images: the training images, for a run that they were handed over to in Python.
     """
     run = load_run(path)
-    source = run.config.data.source
-    train = run.images() if images is None else images
+    memory = run.memory if run.keeps_neighbours else None
+    if memory is not None and memory.epochs:
+        refuse_unused(options, ("passes", "k"), path)
+    train = own_images(run, data, images, "explore")
     say(describe(train, unused=False))
-    require_same(run, train, f"adasim explore --backbone {run.path} --data {source}")
-    test = open_test(source, size=run.config.views.size) if images is None else None
+    test = None
+    if images is None:
+        source, size = data or run.config.data.source, run.config.views.size
+        test = open_test(source, size=size, exclude=run.config.data.exclude, say=say)
     if test is not None:
         say(describe(test, unused=False))
     collection = collect([train] if test is None else [train, test])
     extractor = _extractor(str(path), options, say)
     features = _features(extractor, collection)
-    memory = run.memory if run.keeps_neighbours else None
     if memory is None or memory.epochs == 0:
         say(
             f"{path} keeps no neighbours: they are found by {options.passes} augmented passes of its encoder."
         )
         support = _passes(extractor, collection, options)
         return Opened(collection, support, features, f"the encoder of the run {Path(path).resolve().name}")
+    require_as_many(memory, train, run)
     tau = options.tau or run.config.neighbors.tau or TAU
     support = support_of_memory(memory, tau)
     if test is not None:
         support = with_more(support, features, tau)
     origin = origin_in_words(memory, tau, Path(path).resolve().name)
     return Opened(collection, support, features, origin, remembered=len(train))
+
+
+def refuse_unused(options: Options, names: Sequence[str], run: str | Path) -> None:
+    """Refuse options that a run with neighbours of its own has no use for."""
+    for name in names:
+        if getattr(options, name) != getattr(Options, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} is for --backbone and --features: a run has its neighbours from its "
+                f"training. Leave it out, or ask the encoder: --backbone {run} --data ..."
+            )
 
 
 def origin_in_words(memory: NeighborMemory, tau: float, name: str) -> str:
@@ -139,45 +156,9 @@ def open_backbone(model: str, data: str, options: Options, say: Say) -> Opened:
 def open_features(file: Path, data: str, options: Options, say: Say) -> Opened:
     """Features that somebody else made: one comparison of every image with every other."""
     collection = _open_data(data, options.size or 32, say)
-    features, files = read_features(file)
-    if len(features) != len(collection):
-        raise UserError(
-            f"{file} has {len(features):,} features and {data} {len(collection):,} images. One row per image is "
-            f"needed, in the order of the images: training images first, then test images, each by name."
-        )
-    for row, (known, name) in enumerate(zip(map(printable, files), collection.names, strict=False)):
-        if known.rpartition("/")[2] != name.rpartition("/")[2]:
-            raise UserError(
-                f"Row {row:,} of {file} is of {known}, and image {row:,} of {data} is {name}: these are features of "
-                f"other images. Make them anew, or restore the images."
-            )
+    features = given_features(file, collection, data, say)
     support = support_of_features(features, options.k, options.frozen_tau)
     return Opened(collection, support, features, f"features from {file.name}", windowed=False)
-
-
-def read_features(file: Path) -> tuple[Tensor, list[str]]:
-    """The two-dimensional array `features` (or the only one that there is) of an .npz or .npy file; and which image
-    each row is of, if an array `files` of names says so, as `adasim embed` writes it."""
-    try:
-        found: Any = np.load(file, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            arrays = {"features": found}
-        else:
-            with found:
-                arrays = {name: found[name] for name in found.files}
-    except Exception as error:  # a damaged archive raises nearly anything
-        reason = getattr(error, "strerror", None) or "it is no .npz file of plain arrays"
-        raise UserError(f"{file} cannot be read: {reason}.") from None
-    tables = {name: array for name, array in arrays.items() if array.ndim == 2 and array.dtype.kind in "fiu"}
-    name = "features" if "features" in tables else next(iter(tables), "")
-    if not name or (name != "features" and len(tables) > 1):
-        held = ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"
-        raise UserError(
-            f"{file} holds {held}. Features are needed as an array (images, width) named features."
-        )
-    features, files = tables[name], arrays.get("files", np.empty(0))
-    named = files.dtype.kind == "U" and files.shape == features.shape[:1]
-    return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32)), files.tolist() if named else []
 
 
 def augmented_support(
@@ -205,7 +186,8 @@ def augmented_support(
         std=transform.std,
     )
     loaders = [
-        PairLoader(images, views, batch_size=1, seed=seed, workers=workers, device=device) for images in sets
+        PairLoader(images, views, batch_size=1, seed=seed, workers=workers, device=device, max_unreadable=1.0)
+        for images in sets
     ]
     backbone.to(device)
     count = sum(map(len, sets))
@@ -266,7 +248,7 @@ def _features(extractor: Extractor, collection: Collection) -> Tensor:
     """(N, D): one centred view of every image; NaN where it cannot be read."""
     parts = []
     for images in collection.sets:
-        found = extractor.features(images)
+        found = extractor.features(images, max_unreadable=1.0)  # the page counts them
         rows = torch.full((len(images), found.values.shape[1]), torch.nan)
         rows[found.ids] = found.values
         parts.append(rows)
@@ -274,18 +256,38 @@ def _features(extractor: Extractor, collection: Collection) -> Tensor:
 
 
 def _open_data(data: str, size: int, say: Say) -> Collection:
-    collection = open_collection(data, size=size)
+    collection = open_collection(data, size=size, say=say)
     for images in collection.sets:
         say(describe(images, unused=False))
     return collection
 
 
-def require_same(run: Run, images: ImageSet, otherwise: str) -> None:
-    """Neighbours are numbers of images: with other images they would be wrong ones. `otherwise` is the command that
-    looks at other images."""
-    known = run.data_fingerprint
+def own_images(run: Run, data: str | None, images: ImageSet | None, command: str) -> ImageSet:
+    """The images that a run was trained on. Neighbours are numbers of images: others would give wrong ones, and are
+    refused.
+
+    Args:
+        data: where they are now, if they moved.
+        images: those that were handed over in Python.
+        command: which command looks at them, for the sentence that refuses others.
+    """
+    source, known = data or run.config.data.source, run.data_fingerprint
+    gone = is_path(source) and os.path.isabs(source) and not os.path.exists(source)
+    if images is None and data is None and gone:
+        raise UserError(f"The images of {run.path} are not at {source}. Say where they are now with --data.")
+    images = run.images(source=data) if images is None else images
     if known is not None and known != images.fingerprint():
         raise UserError(
             f"The images are not those that {run.path} was trained on, and its neighbours would be wrong ones. "
-            f"Restore them, or look at these with: {otherwise}"
+            f"Restore them, or look at these with: adasim {command} --backbone {run.path} --data {source}"
+        )
+    return images
+
+
+def require_as_many(memory: NeighborMemory, images: ImageSet, run: Run) -> None:
+    """Refuse images that cannot be those of a memory, for a run that has no fingerprint of its images."""
+    if len(images) != memory.num_images:
+        raise UserError(
+            f"{run.path} knows {memory.num_images:,} images, and {images.place or images.name} has {len(images):,}. "
+            f"Name the images that it was trained on with --data."
         )

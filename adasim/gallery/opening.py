@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from adasim.data import ImageSet
 from adasim.data.sources.handed import was_handed_over
-from adasim.data.sources.opening import is_path
 from adasim.errors import UserError
 from adasim.explore.collection import Collection, collect
-from adasim.explore.opening import TAU, Opened, Say, origin_in_words, require_same
+from adasim.explore.opening import TAU, Opened, Say, origin_in_words, own_images, require_as_many
 from adasim.neighbors import NeighborMemory
 from adasim.run import Run, load_run
 
@@ -54,16 +52,8 @@ def supports_of_run(
     """
     run = load_run(path)
     memory = _full_memory(run, say)
-    source = data or run.config.data.source
-    if images is None and data is None and is_path(source) and not os.path.exists(source):
-        raise UserError(f"The images of {path} are not at {source}. Say where they are now with --data.")
-    images = run.images(source=data) if images is None else images
-    require_same(run, images, f"adasim gallery --backbone {path} --data {source}")
-    if len(images) != memory.num_images:
-        raise UserError(
-            f"{path} knows {memory.num_images:,} images, and {source} has {len(images):,}. Name the images that it "
-            f"was trained on with --data."
-        )
+    images = own_images(run, data, images, "gallery")
+    require_as_many(memory, images, run)
     return supports_of_memory(
         memory, collect([images]), tau or run.config.neighbors.tau or TAU, Path(path).resolve().name
     )
@@ -71,9 +61,8 @@ def supports_of_run(
 
 def supports_of_memory(memory: NeighborMemory, collection: Collection, tau: float, name: str) -> Supports:
     """The supports of a neighbour memory whose window is full; `name` is that of its run."""
-    best = [
-        memory.distribution(ids, tau)[0][:, 0] for ids in torch.arange(memory.num_images).split(_CHUNK)
-    ]  # a few at a time: a union may be wide
+    # A few at a time: a union may be wide.
+    best = [memory.distribution(ids, tau)[0][:, 0] for ids in torch.arange(memory.num_images).split(_CHUNK)]
     origin = origin_in_words(memory, tau, name)
     return Supports(collection, torch.cat(best), lambda ids: memory.distribution(ids, tau), origin)
 

@@ -12,7 +12,6 @@ from adasim.errors import UserError
 from adasim.explore.collection import Collection
 from adasim.gallery.opening import Supports
 from adasim.seeding import permutation
-from adasim.terminal import printable
 
 KINDS = ("random", "intriguing", "other-class")
 """What --pick knows by name; anything else is a list of images."""
@@ -86,7 +85,7 @@ def named(collection: Collection, asked: str) -> list[int]:
     more before it, as long as one image alone fits; it may hold commas if it stands alone.
     """
     asked = asked.strip()
-    if not re.fullmatch(r"[\d,\s]*", asked) and len(alone := _fitting(collection, asked)) == 1:
+    if not re.fullmatch(r"[\d,\s]*", asked) and len(alone := collection.fitting(asked)) == 1:
         return alone
     parts = [part.strip() for part in asked.split(",") if part.strip()]
     if not parts:
@@ -99,7 +98,7 @@ def _one(collection: Collection, part: str) -> int:
         if not 0 <= int(part) < len(collection):
             raise UserError(f"There is no image {part}: ids run from 0 to {len(collection) - 1:,}.")
         return int(part)
-    fitting = _fitting(collection, part)
+    fitting = collection.fitting(part)
     if not fitting:
         raise UserError(
             f"No image is called {part}. --pick takes {', '.join(KINDS)}, or ids and file names with commas between "
@@ -109,17 +108,6 @@ def _one(collection: Collection, part: str) -> int:
         few = " and ".join(collection.names[i] for i in fitting[:2])
         raise UserError(f"{len(fitting):,} images fit {part}, such as {few}. Name more of the path, or ids.")
     return fitting[0]
-
-
-def _fitting(collection: Collection, text: str) -> list[int]:
-    """Images of exactly that name; else those whose path ends in it, or that it ends in."""
-    text = printable(text.removeprefix("./"))
-    exact = [i for i, name in enumerate(collection.names) if name == text]
-    if exact:
-        return exact
-    return [
-        i for i, name in enumerate(collection.names) if name.endswith(f"/{text}") or text.endswith(f"/{name}")
-    ]
 
 
 def _none(supports: Supports, kind: str) -> str:

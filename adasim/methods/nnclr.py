@@ -57,9 +57,8 @@ class Nnclr(Siamese):
 
     def __init__(self, model: ModelConfig, config: NnclrSettings, image_size: int, channels: int = 3) -> None:
         super().__init__(model, config, image_size, channels)
-        self.register_buffer(
-            "queue", F.normalize(torch.randn(config.queue_size, config.proj_dim), dim=1)
-        )  # (Q, D')
+        # (Q, D')
+        self.register_buffer("queue", F.normalize(torch.randn(config.queue_size, config.proj_dim), dim=1))
         self.register_buffer("place", torch.tensor(0))  # of the oldest embedding
         self._next: Tensor | None = None  # embeddings that wait until the step is known to be sound
 

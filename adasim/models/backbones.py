@@ -23,7 +23,7 @@ from adasim.errors import UserError
 from adasim.models.transforms import EvalTransform
 
 # LayerNorm eps 1e-6, qkv bias, GELU, MLP ratio 4 and no LayerScale are timm's own for these names.
-_VITS: dict[str, tuple[str, dict[str, Any]]] = {
+VITS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit_mini": ("vit_tiny_patch16_224", {"embed_dim": 96, "depth": 4, "num_heads": 3}),
     "vit_tiny": ("vit_tiny_patch16_224", {}),
     "vit_small": ("vit_small_patch16_224", {}),
@@ -114,7 +114,7 @@ def build_backbone(config: ModelConfig, image_size: int, channels: int = 3, *, s
         raise UserError(f"timm cannot build {spec['name']} ({error}). Choose {option}.") from error
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(f"timm cannot build {spec['name']} for this image size: {error}.") from error
-    if config.name in _VITS:
+    if config.name in VITS:
         # timm starts CLS at 1e-6 and all else as DINO does; DINO's bounds of +-2 make this a plain normal.
         nn.init.trunc_normal_(backbone.net.cls_token, std=0.02)  # type: ignore[arg-type]
     return backbone
@@ -141,7 +141,7 @@ def edit_stem(net: Any, stem: str | None, channels: int) -> None:
 
 def check_patches(config: ModelConfig, name: str, size: int) -> None:
     """Refuse views, called `name` in the configuration, that a ViT's patches do not divide."""
-    if config.name in _VITS and size % config.patch_size:
+    if config.name in VITS and size % config.patch_size:
         raise UserError(
             f"model.patch_size={config.patch_size} does not divide {name}={size}. "
             f"Choose --model.patch-size or --{name.replace('_', '-')} so that it does."
@@ -151,9 +151,9 @@ def check_patches(config: ModelConfig, name: str, size: int) -> None:
 def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, Any]:
     """The spec of `config`'s encoder, without the width that only the built model knows."""
     name, stem = config.name, None
-    if name in _VITS:
+    if name in VITS:
         check_patches(config, "views.size", image_size)
-        timm_name, kwargs = _VITS[name]
+        timm_name, kwargs = VITS[name]
         kwargs = kwargs | {"patch_size": config.patch_size, "img_size": image_size, "dynamic_img_size": True}
     elif name in _RESNETS:
         timm_name, kwargs = _RESNETS[name]
@@ -162,8 +162,8 @@ def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, 
         defaults = timm.get_pretrained_cfg(name.split(".")[0])
         timm_name, kwargs = name, {"img_size": image_size} if defaults and defaults.fixed_input_size else {}
     else:
-        known = [*_VITS, *_RESNETS, *timm.list_models()]
-        nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [*_VITS, *_RESNETS]
+        known = [*VITS, *_RESNETS, *timm.list_models()]
+        nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [*VITS, *_RESNETS]
         raise UserError(f"Unknown model.name={name!r}. The nearest names are {', '.join(nearest)}.")
     if config.small_stem and name not in _RESNETS:
         raise UserError(f"model.small_stem is for {', '.join(_RESNETS)}; {name} has no such stem.")

@@ -9,7 +9,9 @@ Only the encoder starts from them; the heads are new.
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,12 +98,17 @@ def _from_safetensors(path: Path) -> Weights:
 
 
 def _from_pickle(path: Path) -> Weights:
-    """A .pth or .pt file of tensors; torch refuses anything in it that could run."""
+    """A .pth or .pt file of tensors, and of the options that DINO saves beside them; torch refuses anything in it
+    that could run."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch meets any bytes here, and raises nearly anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"model.init={path} cannot be read as a file of weights ({reason[:150]}).") from None
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
+            reason = f"it holds {found[1]}, which is not safe to load: save the model's state_dict alone"
+        else:
+            reason = str(error) if isinstance(error, OSError) else "it is damaged, or not made by torch.save"
+        raise UserError(f"model.init={path} cannot be read as a file of weights ({reason}).") from None
     for name in _NETWORKS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
@@ -114,9 +121,8 @@ def _from_pickle(path: Path) -> Weights:
 def _from_timm(name: str) -> Weights:
     try:
         net: Any = timm.create_model(name, pretrained=True, num_classes=0)
-    except (
-        Exception
-    ) as error:  # no such weights, no network, a damaged download: timm and its hub raise as they like
+    # No such weights, no network, a damaged download: timm and its hub raise as they like.
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"timm has no weights for model.init={name} within reach ({reason[:150]}). Check the name and the "

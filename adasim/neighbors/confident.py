@@ -66,23 +66,24 @@ class Confident(PairPolicy):
     @classmethod
     def build(cls, context: PairContext) -> Self:
         assert context.memory is not None
-        return cls(context.memory, context.own or ConfidentSettings(), context.epochs, context.seed)
+        return cls(context.memory, context.settings or ConfidentSettings(), context.epochs, context.seed)
 
     @classmethod
-    def check_own(cls, own: ConfidentSettings, epochs: int) -> None:
-        if own.start >= epochs:
+    def check(cls, config: Any) -> None:
+        start = config.pair_settings.start
+        if start >= config.epochs:
             raise UserError(
-                f"confident.start={own.start} leaves none of the {epochs} epochs with partners. "
+                f"confident.start={start} leaves none of the {config.epochs} epochs with partners. "
                 f"Lower --confident.start or raise --epochs."
             )
 
     @classmethod
-    def window(cls, settings: Any) -> int:
+    def window(cls, neighbors: Any) -> int:
         return 1
 
     @classmethod
-    def memory_options(cls, own: Any) -> dict[str, Any]:
-        return {"mean_decay": own.decay}
+    def memory_options(cls, settings: Any) -> dict[str, Any]:
+        return {"mean_decay": settings.decay}
 
     def share(self, epoch: int) -> float:
         """q(e)."""

@@ -54,9 +54,8 @@ _QUERIES = 1024  # searched at once
 # Candidates beyond K, groups as well as rows. The second number is for what a first attempt could not prove.
 _SPARE = (64, 256)
 _CUT = 2.0**-23  # what a tensor core may cut off, relative to the largest number of a sum
-_TOO_LONG = (
-    1e30  # rows whose products might overflow in fp32: an infinite bound, so that nothing inexact is believed
-)
+# Rows whose products might overflow in fp32 get an infinite bound, so that nothing inexact is believed.
+_TOO_LONG = 1e30
 _U = 2.0**-24  # unit roundoff of fp32
 
 
@@ -137,9 +136,8 @@ def _attempt_block(
 
     tiles.latest = None  # make room
     exact = _exact_scores(tiles.q, rows, ids)
-    similarities, order = exact.sort(
-        dim=1, descending=True, stable=True
-    )  # among equals the smaller id comes first
+    # Among equals the smaller id comes first.
+    similarities, order = exact.sort(dim=1, descending=True, stable=True)
     similarities, ids = _padded(similarities, ids.gather(1, order), k)
     reached = torch.maximum(next_group, next_row) + tiles.margin  # no row that was left out scores more
     # -inf: nothing was left out but rows that are not finite.
@@ -265,8 +263,6 @@ def _mixed_product_runs(device: torch.device) -> bool:
     try:
         ones = torch.ones(16, 16, dtype=torch.float16, device=device)
         return torch.mm(ones, ones, out_dtype=torch.float32).dtype == torch.float32
-    except (
-        TypeError,
-        RuntimeError,
-    ):  # torch before 2.8; a backend without it (NotImplementedError is a RuntimeError)
+    # torch before 2.8; a backend without it (NotImplementedError is a RuntimeError)
+    except (TypeError, RuntimeError):
         return False

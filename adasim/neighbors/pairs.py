@@ -26,13 +26,13 @@ class PairContext:
     num_images: int
     epochs: int
     seed: int
-    settings: Any
+    neighbors: Any
     """The run's `NeighborsConfig`: window, k, tau and the rest."""
     memory: NeighborMemory | None = None
     """There for a policy that draws from it."""
     labels: Tensor | None = None
     """(N,), if the images have any; only an oracle may look."""
-    own: Any = None
+    settings: Any = None
     """The policy's own settings, of its class `Settings`, if it has one."""
 
 
@@ -55,23 +55,18 @@ class PairPolicy(ABC):
         """The policy of a run."""
 
     @classmethod
-    def check(cls, settings: Any, epochs: int) -> None:
-        """Refuse settings that make no sense, with a `UserError`."""
+    def check(cls, config: Any) -> None:
+        """Refuse what this policy cannot do, with a `UserError`; `config` is the run's `Config`."""
         return
 
     @classmethod
-    def check_own(cls, own: Any, epochs: int) -> None:
-        """Refuse settings of its own that make no sense in so many epochs, with a `UserError`."""
-        return
+    def window(cls, neighbors: Any) -> int:
+        """How many epochs of lists the memory keeps for it; `neighbors` is the run's `NeighborsConfig`."""
+        return neighbors.window
 
     @classmethod
-    def window(cls, settings: Any) -> int:
-        """How many epochs of lists the memory keeps for it."""
-        return settings.window
-
-    @classmethod
-    def memory_options(cls, own: Any) -> dict[str, Any]:
-        """What else the memory must keep for it, as keywords of `NeighborMemory`; `own`: its own settings."""
+    def memory_options(cls, settings: Any) -> dict[str, Any]:
+        """What else the memory must keep for it, as keywords of `NeighborMemory`; `settings` are its own."""
         return {}
 
     @abstractmethod
@@ -108,14 +103,14 @@ class Nearest(PairPolicy):
         return cls(context.memory)
 
     @classmethod
-    def check(cls, settings: Any, epochs: int) -> None:
-        if settings.k < 2:
+    def check(cls, config: Any) -> None:
+        if config.neighbors.k < 2:
             raise UserError(
                 "pairs=nearest needs neighbors.k of at least 2: the list may hold the image itself."
             )
 
     @classmethod
-    def window(cls, settings: Any) -> int:
+    def window(cls, neighbors: Any) -> int:
         return 1
 
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
@@ -135,14 +130,15 @@ class AdaSim(PairPolicy):
     @classmethod
     def build(cls, context: PairContext) -> Self:
         assert context.memory is not None
-        return cls(context.memory, context.settings.tau, context.seed)
+        return cls(context.memory, context.neighbors.tau, context.seed)
 
     @classmethod
-    def check(cls, settings: Any, epochs: int) -> None:
-        if settings.window >= epochs:
+    def check(cls, config: Any) -> None:
+        window = config.neighbors.window
+        if window >= config.epochs:
             raise UserError(
-                f"neighbors.window={settings.window} needs at least {settings.window + 1} epochs; "
-                f"this run has {epochs}. Lower --neighbors.window or raise --epochs."
+                f"neighbors.window={window} needs at least {window + 1} epochs; this run has {config.epochs}. "
+                f"Lower --neighbors.window or raise --epochs."
             )
 
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
@@ -171,11 +167,10 @@ class Oracle(PairPolicy):
     def build(cls, context: PairContext) -> Self:
         if context.labels is None:
             raise UserError("pairs=oracle needs labels.")
-        return cls(context.labels, context.epochs, context.settings.oracle_p, context.seed)
+        return cls(context.labels, context.epochs, context.neighbors.oracle_p, context.seed)
 
     def __post_init__(self) -> None:
-        if missing := int((self.labels < 0).sum()):
-            raise UserError(f"pairs=oracle needs a label for each image, and {missing:,} have none.")
+        require_all_labels("oracle", self.labels)
         self._by_class = self.labels.argsort(stable=True)
         sizes = torch.bincount(self.labels)
         self._size = sizes[self.labels]
@@ -187,3 +182,9 @@ class Oracle(PairPolicy):
         u = uniform(self.seed, "oracle", epoch, ids, 2)
         at = self._first[ids] + (u[:, 1] * self._size[ids]).long()
         return torch.where(u[:, 0] < q, ids, self._by_class[at])
+
+
+def require_all_labels(pairs: str, labels: Tensor) -> None:
+    """Refuse labels (N,) of which some are missing, that is negative."""
+    if missing := int((labels < 0).sum()):
+        raise UserError(f"pairs={pairs} needs a label for each image, and {missing:,} have none.")

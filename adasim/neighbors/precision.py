@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+
+from adasim.ranks.devices import without_autocast
 
 _lock = threading.Lock()
 _inside = 0  # how many blocks of `ieee_products` are being run, by all threads
@@ -29,8 +31,7 @@ def ieee_products(device: torch.device) -> Iterator[None]:
             _restore[:] = _forbid_short_factors()
         _inside += 1
     try:
-        plain = torch.autocast(device.type, enabled=False) if _autocast_is_on(device) else nullcontext()
-        with plain:
+        with without_autocast(device):
             yield
     finally:
         with _lock:
@@ -53,13 +54,6 @@ def exact_device(device: torch.device | str) -> torch.device:
     """Where rows that are searched exactly can be kept: `device` itself, or the CPU where it has no fp64."""
     device = torch.device(device)
     return device if has_fp64(device) else torch.device("cpu")
-
-
-def _autocast_is_on(device: torch.device) -> bool:
-    try:
-        return torch.is_autocast_enabled(device.type)
-    except RuntimeError:  # a kind of device that knows no autocast
-        return False
 
 
 def _forbid_short_factors() -> list[Callable[[], None]]:

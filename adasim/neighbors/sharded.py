@@ -25,6 +25,7 @@ from torch.distributed import ProcessGroup
 from adasim.neighbors.arguments import Ids, check_tau, checked_ids
 from adasim.neighbors.memory import NeighborMemory, itself
 from adasim.neighbors.search import merge
+from adasim.ranks.devices import to_device
 from adasim.ranks.exchange import Exchange
 
 
@@ -77,7 +78,7 @@ class ShardedMemory(NeighborMemory):
         ids, queries = self._prepare(ids, features)
         if self.exchange.world == 1:
             return lambda: self._finish(ids, queries)
-        sent = ids.to(queries.device, torch.int32, non_blocking=True)
+        sent = to_device(ids, queries.device, torch.int32)
         words = torch.cat([sent[:, None], queries.view(torch.int32)], 1)
         counts = self.exchange.counts(len(ids))
         arrive = self.exchange.gather_async(_padded(words, max(counts), -1))  # -1 is NaN as fp32

@@ -9,18 +9,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from adasim.errors import UserError
 
 
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:
-    """The device of that name, or for `auto` the best there is; on a node of several, this process's own.
+    """The device of that name, or for `auto` an accelerator if there is one; of several, this process's own.
+
+    `auto` never is Apple's mps: torch's bugs there change numbers without a word (see docs/gpu.md).
 
     A launcher may show each process all devices of the node, or only its own (`srun --gpus-per-task=1`):
     the local rank modulo the number of devices fits both. No device but this process's is touched.
     """
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device = (best or torch.device("cpu")) if name == "auto" else _parsed(name)
+    if best is None or best.type == "mps":
+        best = torch.device("cpu")
+    device = best if name == "auto" else _parsed(name)
     if local_rank is not None and device.type != "cpu":
         if device.index is not None:
             raise UserError(
@@ -38,17 +43,26 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
 def claim_device(store: dist.Store, device: torch.device) -> None:
     """Refuse a device that another process of the run has: `store` is the run's own.
 
-    Only CUDA tells its devices apart, by serial numbers; elsewhere nothing is checked.
+    Only CUDA tells its devices apart, by serial numbers; elsewhere, and where a GPU has none, nothing is checked.
     """
-    if device.type != "cuda":
-        return
-    serial = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    serial = _serial(device) if device.type == "cuda" else None
     if serial is not None and store.add(f"device {serial}", 1) > 1:
         raise UserError(
             f"Two processes of the run have the same device, {serial}: this process sees "
             f"{torch.accelerator.device_count()}. Start one process per device (torchrun --nproc-per-node, srun "
             f"--ntasks-per-node)."
         )
+
+
+def to_device(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """x on the device. Only CUDA's copies need not be waited for: mps may read x when its memory is another's."""
+    return x.to(device, dtype, non_blocking=device.type == "cuda")
+
+
+def image_layout(device: torch.device) -> torch.memory_format:
+    """How images lie in memory: channels last, since convolutions are faster so, on CPUs too; on mps, where batch
+    norm's gradients would be wrong, channels first."""
+    return torch.contiguous_format if device.type == "mps" else torch.channels_last
 
 
 def working_precision(precision: str, device: torch.device) -> str:
@@ -70,6 +84,15 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     if precision in ("fp32", "tf32"):
         return nullcontext()
     return torch.autocast(device.type, torch.float16 if precision == "fp16" else torch.bfloat16)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """In the block, operations on `device` keep the precision of what they are given."""
+    try:
+        on = torch.is_autocast_enabled(device.type)
+    except RuntimeError:  # a kind of device that knows no autocast
+        on = False
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 @contextmanager
@@ -121,6 +144,13 @@ def deterministic(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
         memory.fill_uninitialized_memory = fill
+
+
+def _serial(device: torch.device) -> str | None:
+    """The serial number of a GPU, 16 bytes in hexadecimal. Where there is none, AMD's driver gives every GPU the same
+    few letters (XX) and zeros: that is None here."""
+    serial = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    return serial if len(serial.replace("-", "").rstrip("0")) > 8 else None
 
 
 def _can_scale_losses(device: torch.device) -> bool:

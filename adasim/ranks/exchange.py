@@ -40,7 +40,8 @@ class Exchange:
         self.rank = 0 if alone else dist.get_rank(group)
         self.world = 1 if alone else dist.get_world_size(group)
         self.received = 0
-        self._on_cpu = alone or dist.get_backend(group) == "gloo"
+        # A group that was made without a named backend has gloo for CPUs, and calls it "undefined".
+        self._on_cpu = alone or not torch.accelerator.is_available() or dist.get_backend(group) == "gloo"
         self._device = torch.device("cpu") if self._on_cpu else torch.accelerator.current_accelerator()
 
     def counts(self, mine: int) -> list[int]:

@@ -76,7 +76,9 @@ class Place:
         )
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "localhost")
         host = env.get("MASTER_ADDR") or first_host(nodes)
-        port = env.get("MASTER_PORT") or str(20000 + _number(env, "SLURM_JOB_ID") % 20000)
+        # Steps of one job may run side by side on one node.
+        number = _number(env, "SLURM_JOB_ID") + 7919 * _number(env, "SLURM_STEP_ID")
+        port = env.get("MASTER_PORT") or str(20000 + number % 20000)
         rank, local_rank = _number(env, "SLURM_PROCID"), _number(env, "SLURM_LOCALID")
         return cls(rank, world, local_rank, f"tcp://{host}:{port}" if world > 1 else None)
 
@@ -250,9 +252,8 @@ class Distributed:
         if self.world == 1:
             return None if work is None else work()
         done = _Done(work)
-        thread = threading.Thread(
-            target=done.run, name="adasim-work", daemon=True
-        )  # an interrupt leaves it behind
+        # An interrupt leaves it behind.
+        thread = threading.Thread(target=done.run, name="adasim-work", daemon=True)
         thread.start()
         busy = True
         while busy:

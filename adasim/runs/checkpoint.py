@@ -146,16 +146,13 @@ class CheckpointStore:
         """The newest checkpoint that is whole, saying which newer ones are not; None if there never was one.
 
         Without a whole one, the newest that lacks nothing but history files (its `lost`): an absent list is that
-        of an image that was not visited. Rank 0 looks through them and tells the others.
+        of an image that was not visited. Rank 0 looks through them, however long that takes, and tells the others.
 
         Raises:
             UserError: there are checkpoints and none is usable, or they are another version's. Starting anew
                 would hide the damage.
         """
-        found = None
-        with self.ranks.together():
-            if self.ranks.is_main:
-                found = self._newest_valid()
+        found = self.ranks.patiently(self._newest_valid if self.ranks.is_main else None)
         return self.ranks.gather(found)[0]
 
     def _newest_valid(self) -> Checkpoint | None:

@@ -1,7 +1,7 @@
 """The run folder: everything a person needs to understand, continue or use a run, and nobody else's files.
 
 RUN/config.json         the configuration; written last, so its presence means that this is a run
-    run.json            the run's id, which its checkpoints bear too, and whether it has saved one
+    run.json            the run's id, which its checkpoints bear too, whether it has saved one, who launched it
     versions.json       Python, packages, device and threads
     data.json           the images' fingerprint and sampled contents, to refuse a resume with other data
     listing.npz         of a folder of images: its files' names, sizes and times
@@ -30,13 +30,14 @@ from adasim.data.sources.opening import is_path
 from adasim.data.sources.record import read_listing
 from adasim.errors import UserError
 from adasim.files import TEMPORARY, atomic_write, remove, remove_leftovers
+from adasim.runs.launch import launch
 from adasim.runs.lock import LOCK, FolderLock
 from adasim.runs.overwrite import LISTING, check_replaceable, delete_run
 from adasim.runs.settings import PACKAGES, versions
 
 _FOLDERS = ("checkpoints", "history", "tensorboard")
-# What a kill inside `create` may leave.
 _READ = ("config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv", LISTING)
+# What a kill inside `create` may leave.
 _UNFINISHED = {*_FOLDERS, LOCK, "versions.json", "data.json", LISTING, "run.json"}
 
 
@@ -116,7 +117,7 @@ class RunFolder:
                 for name in _FOLDERS:
                     (out / name).mkdir(exist_ok=True)
                 device = facts.get("device", config.device)
-                identity = {"id": secrets.token_hex(8), "saved": False}
+                identity = {"id": secrets.token_hex(8), "saved": False, "launch": launch()}
                 _write_json(out / "versions.json", {**versions(device), "started_in": os.getcwd()})
                 if listing is not None:
                     atomic_write(out / LISTING, listing)

@@ -78,6 +78,7 @@ class FolderLock:
             mark = f"process {me} on {socket.gethostname()}\n{secrets.token_hex(8)} {_started(me)}\n"
             os.ftruncate(handle, 0)
             os.pwrite(handle, mark.encode(), 0)
+            os.fsync(handle)  # on a network disk: else other machines see it only when the file is closed
         except BaseException:
             os.close(handle)
             raise

@@ -33,7 +33,8 @@ _PRODUCTS = (
         for kind in ("png", "pdf", "csv", "tex")
     ),
 )
-_DESCRIPTION = (LISTING, "data.json", "run.json", "config.json", "versions.json")
+# run.json after config.json: it tells a restart that this run is not its own.
+_DESCRIPTION = (LISTING, "data.json", "config.json", "run.json", "versions.json")
 _FILES = {*_PRODUCTS, *_DESCRIPTION, LOCK}
 _FOLDERS = {
     "checkpoints": r"step-[0-9]{9,}(\.[0-9]+)?(/(manifest\.json|[A-Za-z0-9_-]+\.safetensors))?",

@@ -12,7 +12,7 @@ import torch
 from adasim.errors import UserError
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
-_CAME_LATER = {"micro_batch": "auto", "model.init": ""}  # what runs of earlier versions did without saying so
+_CAME_LATER = {"model.init": ""}  # what runs of earlier versions did without saying so
 _MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 
@@ -32,8 +32,8 @@ def check_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to continue a run with other settings, naming the first differences.
 
     Both are `{"config": ...}`. Where the images lie, how they are read, the device, saving and evaluation may
-    change, and the run may become longer; whatever else shapes the result may not. The images are compared by
-    `adasim.data.check_same_data`.
+    change, so may `micro_batch`, and the run may become longer; whatever else shapes the result may not. The images
+    are compared by `adasim.data.check_same_data`.
     """
     changed = changed_settings(decisive(saved["config"]), decisive(now["config"]))
     if changed:
@@ -52,7 +52,7 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
 def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
     """In words, which `decisive` settings differ so that a run cannot go on; empty if none does."""
     before = _in_todays_names(before, after)
-    names = before.keys() | after.keys()
+    names = (before.keys() | after.keys()) - {"micro_batch"}  # matters to batch norm alone: see `pretrain`
     if before.get("method") != after.get("method"):  # whose settings have nothing in common
         own = tuple(f"{settings.get('method')}." for settings in (before, after))
         names = {name for name in names if not name.startswith(own)}
@@ -69,9 +69,8 @@ def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
 def _in_todays_names(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Settings that an earlier version wrote, as this one would have written them."""
     before = {**{name: value for name, value in _CAME_LATER.items() if name in after}, **before}
-    if (
-        engine := before.pop("views.engine", None)
-    ) is not None:  # up to 0.2, which decoded JPEGs at full size
+    # Up to 0.2, which decoded JPEGs at full size.
+    if (engine := before.pop("views.engine", None)) is not None:
         before |= {"views.in_memory": engine != "image", "views.reduced_jpeg": False}
     return before
 

@@ -17,21 +17,16 @@ from torch import Tensor
 
 from adasim import seeding
 from adasim.config import Config
-from adasim.data import (
-    Batch,
-    ImageSet,
-    PairLoader,
-)
+from adasim.data import Batch, ImageSet, PairLoader
 from adasim.errors import UserError
 from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
 from adasim.neighbors import PairPolicy
-from adasim.ranks.devices import autocast
+from adasim.ranks.devices import autocast, image_layout
 from adasim.ranks.processes import ALONE, Distributed
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder
 from adasim.runs.unreadable import UnreadableList
 from adasim.train.micro import accumulate, out_of_memory_in_words
-from adasim.train.optim import clip_per_tensor, set_schedules
 from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, requeue, stopped
 from adasim.train.start import disk_needed, follow
@@ -60,7 +55,6 @@ class Training:
         self.run_folder, self.ranks = run, ranks
         self.stopping = False  # agreed on by all ranks, as everything is that decides what comes next
         self.steps_per_epoch = loader.steps_per_epoch
-        self.total_steps = config.epochs * loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
         self.timing = build_timing(state.method, loader, self.policy, state.memory)
         self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks, knn)
@@ -123,28 +117,19 @@ class Training:
             return
         more = "the run is complete." if complete else f"Continue with: adasim pretrain --resume {self.path}"
         self.report.say(f"Stopped after step {self.state.step}. {more}")
-        if signal.SIGUSR1 in signals and not complete and self.ranks.is_main:
-            self.report.say(requeue())
+        if signal.SIGUSR1 in signals and not complete:
+            if self.ranks.is_main:
+                self.report.say(requeue())
+            self.ranks.barrier()  # a launcher may kill the first rank once another has ended
         raise stopped(max(signals))
 
     def train_epoch(self, stop: StopRequests) -> None:
         """The rest of the current epoch, or as much of it as a request to stop allows."""
-        state, clip = self.state, self.config.optim.clip_grad
-        epoch, method = state.epoch, state.method
+        state, epoch = self.state, self.state.epoch
         for batch, step, waited in self.steps(epoch):
             loss, changed, save_due = self.agree(step.loss, batch, stop)
             finish_observing = self.timing.observe(batch.ids, step.feature)
-            set_schedules(state.optimizer, self.config, state.step, self.steps_per_epoch)
-            if step.loss.requires_grad:  # micro-batches have had their backward passes
-                state.optimizer.zero_grad(set_to_none=True)
-                state.scaler.scale(step.loss).backward()
-            method.before_optimizer(epoch)
-            if clip:
-                state.scaler.unscale_(state.optimizer)
-                clip_per_tensor(method.parameters(), clip)
-            state.scaler.step(state.optimizer)
-            state.scaler.update()
-            method.after_step(state.step, self.total_steps)
+            state.learn(step.loss, self.config, self.steps_per_epoch)
             finish_observing()
             state.count(loss, changed)
             self.report.step(epoch, step, loss, waited)
@@ -171,7 +156,7 @@ class Training:
                 return
             waited = time.perf_counter() - start
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
-            views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
+            views = [view.contiguous(memory_format=image_layout(view.device)) for view in batch.views]
             if state.part.images < len(batch.ids):
                 yield Forward(batch, accumulate(state, self.run_forward, views, epoch), waited)
                 continue

@@ -31,6 +31,7 @@ from adasim.units import scaled
 ROOM = 1.2  # what a step takes, over what is counted: the largest temporary, workspaces, fragments
 _MUCH = 0.3  # of the free memory: worth telling
 _SURELY = 600  # a step's activations are no more than so many times its views
+_CGROUP = Path("/sys/fs/cgroup")  # where Linux tells a container's limits
 
 
 def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tuple[int, str | None]:
@@ -139,7 +140,9 @@ def has_batch_norm(config: Config) -> bool:
 def free_bytes(device: torch.device) -> float:
     """What this process may still take: of the device's memory, or of its part of the machine's; inf if unknown."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        # What torch holds and does not use is this process's to take, too.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + kept)
     if device.type != "cpu":
         return float("inf")
     try:
@@ -147,12 +150,13 @@ def free_bytes(device: torch.device) -> float:
         free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return float("inf")
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    for group, limit, used, kind in (
+        (_CGROUP, "memory.max", "memory.current", ""),
+        (_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # version 1
     ):
         try:
-            free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
+            room = int((group / limit).read_text()) - int((group / used).read_text())
+            free = min(free, room + _file_bytes(group / "memory.stat", kind))
         except (OSError, ValueError):  # none, or "max"
             continue
     return max(0, free) / max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
@@ -161,6 +165,15 @@ def free_bytes(device: torch.device) -> float:
 def divisors(n: int) -> list[int]:
     """Of a whole number, ascending."""
     return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _file_bytes(stat: Path, kind: str) -> int:
+    """The contents of files that a cgroup keeps in memory until it is needed: free, as in MemAvailable."""
+    try:
+        counts = dict(line.split() for line in stat.read_text().splitlines())
+        return int(counts[f"{kind}active_file"]) + int(counts[f"{kind}inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _bytes_of_views(config: Config, images: int) -> int:

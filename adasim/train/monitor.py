@@ -19,6 +19,11 @@ from torch import Tensor
 
 from adasim.methods.base import feature_spread
 
+ALIKE = "The encoder gives nearly the same feature to every image"
+FLAT = "The features use only"
+TEACHER = "The teacher's output is"
+BEGINNINGS = (ALIKE, FLAT, TEACHER)
+"""Of the watch's sentences."""
 ROWS = 2048
 """RankMe looks at no more features than this: the cost is cubic and the answer settles early."""
 
@@ -69,8 +74,8 @@ class CollapseWatch:
 
     SPREAD, RANK, UNIFORM, ONE_HOT = 0.1, 3.0, 0.999, 0.05
 
-    def __init__(self, out_dim: int | None = None, untrained: Tensor | None = None) -> None:
-        """`out_dim`: width of DINO's output, None for SimSiam. `untrained`: features (B, D) before step 0."""
+    def __init__(self, out_dim: int | None = None) -> None:
+        """`out_dim`: width of DINO's output, None for SimSiam."""
         self.out_dim = out_dim
         self.readings: dict[str, float] = {}
         """The latest vital signs, to be logged."""
@@ -78,8 +83,6 @@ class CollapseWatch:
         self._flat = _Sign(patience=1, patience_at_start=5)
         self._uniform = _Sign(patience=3, patience_at_start=3)
         self._one_hot = _Sign(patience=3, patience_at_start=3)
-        if untrained is not None:
-            self.update(untrained)
 
     def update(self, features: Tensor, teacher_entropy: float | None = None) -> list[str]:
         """Read once: features (B, D) of the epoch's last images, and the teacher's mean entropy in nats.
@@ -103,13 +106,13 @@ class CollapseWatch:
         said = []
         if self._alike.read(spread < self.SPREAD):
             said.append(
-                f"The encoder gives nearly the same feature to every image: they vary {spread:.1%} as much "
+                f"{ALIKE}: they vary {spread:.1%} as much "
                 f"as features that fill the sphere. It has collapsed, or has not begun to learn. Lower "
                 f"--optim.lr, or try --pairs standard to see whether the pairs are the cause."
             )
         if self._flat.read(rank < self.RANK):
             said.append(
-                f"The features use only {rank:.1f} of {features.shape[1]} directions (RankMe): most of what "
+                f"{FLAT} {rank:.1f} of {features.shape[1]} directions (RankMe): most of what "
                 f"could tell images apart is lost. Lower --optim.lr or --optim.weight-decay, or make the "
                 f"views harder (a smaller --views.scale)."
             )
@@ -121,13 +124,13 @@ class CollapseWatch:
         said = []
         if self._uniform.read(share > self.UNIFORM):
             said.append(
-                f"The teacher's output is uniform: its entropy is {share:.2%} of ln({out_dim}), so it says "
+                f"{TEACHER} uniform: its entropy is {share:.2%} of ln({out_dim}), so it says "
                 f"the same of every image and there is nothing to learn from it. Sharpen it with a lower "
                 f"--dino.teacher-temp, or let the centre follow slower (a higher --dino.center-momentum)."
             )
         if self._one_hot.read(share < self.ONE_HOT):
             said.append(
-                f"The teacher's output is one-hot: its entropy is {share:.2%} of ln({out_dim}). If all "
+                f"{TEACHER} one-hot: its entropy is {share:.2%} of ln({out_dim}). If all "
                 f"images share one prototype, this is a collapse. Soften it with a higher "
                 f"--dino.teacher-temp, or let the centre follow faster (a lower --dino.center-momentum)."
             )

@@ -1,6 +1,6 @@
 """The optimiser of a run: built from the method's parameter groups, driven by the schedules.
 
-Per step: `set_schedules`, forward, backward, `method.before_optimizer`, `clip_per_tensor`, `optimizer.step`.
+`TrainState.learn` takes a step with it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,23 +17,24 @@ from adasim.data import (
     describe,
     leave_out,
     record,
-    worker_count,
 )
 from adasim.data.sources.handed import source_of
 from adasim.data.sources.record import listing_file
 from adasim.errors import UserError
+from adasim.neighbors.pairs import require_all_labels
 from adasim.ranks.devices import deterministic, tf32_products, working_precision
 from adasim.ranks.processes import Distributed
 from adasim.registry import PAIRS
 from adasim.runs.folder import RunFolder
+from adasim.runs.launch import began_here, restarted
 from adasim.runs.settings import check_same, decisive
 from adasim.runs.trackers import check_installed
 from adasim.train.loop import Training
-from adasim.train.micro import choose_micro_batches, free_bytes
+from adasim.train.micro import choose_micro_batches, free_bytes, has_batch_norm
 from adasim.train.report import KnnDuringTraining
 from adasim.train.signals import forgetting_frames
 from adasim.train.start import known_listing, open_data, remedy, start_from_weights
-from adasim.train.state import build_state
+from adasim.train.state import TrainState, build_loader, build_state
 
 
 @forgetting_frames
@@ -49,18 +49,7 @@ def pretrain(
 ) -> Path:
     """Pretrain an encoder; returns the run folder, which holds `backbone.safetensors` at the end.
 
-    Args:
-        config: the whole configuration.
-        out: the run folder to make.
-        data: the images, if they are not to be opened by `config.data.source`.
-        knn: measures the encoder every `config.eval.every` epochs.
-        resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
-            with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
-            at step 0.
-        overwrite: if `out` holds a run that no process uses, delete it first.
-
-    Raises:
-        Stopped: Ctrl-C or another signal asked to stop, and everything is saved. It is a SystemExit.
+    Arguments as of `adasim.pretrain`, but for `knn`, which measures the encoder every `config.eval.every` epochs.
     """
     config.check_values()
     if config.eval.every and knn is None:
@@ -70,7 +59,8 @@ def pretrain(
         raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
     with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
         stack.enter_context(tf32_products(working_precision(config.precision, ranks.device) == "tf32"))
-        resume = resume or (ranks.all_any(restarted()) and (out / "config.json").is_file())
+        launchers = {name for found in ranks.gather(restarted()) for name in found}
+        resume = resume or ranks.share(began_here(out, launchers))
         ranks.require_same(decisive(config.to_dict()))
         with ranks.together():
             if ranks.is_main:
@@ -79,86 +69,94 @@ def pretrain(
         images = open_data(data, config, ranks, partial(known_listing, out) if resume else None)
         if data is not None:
             config = replace(config, data=replace(config.data, source=source_of(data)))
+        images = _checked(images, config, ranks)
+        run = _reopened(out, config, images, ranks, stack) if resume else None
+        has_checkpoint = resume and any((out / "checkpoints").glob("step-*"))
+        state, loader = _built(config, images, ranks, stack, from_scratch=not has_checkpoint)
+        _say(loader.how(), ranks)
+        if not resume:
+            run = _made(out, config, images, ranks, stack, overwrite)
+        owner = ranks.gather("" if run is None else run.owner())[0]
         with ranks.together():
-            images = leave_out(images, config.data.exclude)
-            config.check(len(images), images.labels is not None)
-            if PAIRS[config.pairs].needs_labels:
-                require_all_labels(config.pairs, images)
-        if ranks.is_main:
-            say(describe(images))
-        with ranks.together():
-            if resume and ranks.is_main:
-                run = stack.enter_context(RunFolder.open(out))
-                check_same(run.description(), {"config": config.to_dict()})
-        checked = ranks.patiently(
-            lambda: (
-                check_same_data(run.facts, images, config.data.verify, remedy(run), run.listing())
-                if resume and ranks.is_main
-                else ""
-            )
-        )
-        if checked:
-            say(checked)
-        free = min(ranks.gather(free_bytes(ranks.device)))
-        with ranks.together():
-            count, note = choose_micro_batches(config, ranks, free)
-            if note and ranks.is_main:
-                say(note)
-            state = build_state(config, len(images), ranks, count)
-            if config.model.init and not (resume and any((out / "checkpoints").glob("step-*"))):
-                note = start_from_weights(state.method, config)
-                if ranks.is_main:
-                    say(note)
-            loader = PairLoader(
-                images,
-                config.views,
-                batch_size=config.batch_size,
-                seed=config.seed,
-                workers=worker_count(config.data.workers),
-                device=ranks.device,
-                max_unreadable=config.data.max_unreadable,
-                rank=ranks.rank,
-                world=ranks.world,
-            )
-            stack.callback(loader.close)
-        if ranks.is_main:
-            say(loader.how())
-        facts = ranks.patiently(
-            lambda: record(images, config.data.verify) if ranks.is_main and not resume else {}
-        )
-        with ranks.together():
-            if facts:
-                facts["device"] = str(ranks.device)
-                listing = listing_file(images)
-                run = stack.enter_context(
-                    RunFolder.create(out, config, facts, listing=listing, overwrite=overwrite)
-                )
-        owner = ranks.gather(run.owner() if ranks.is_main else "")[0]
-        with ranks.together():
-            if not ranks.is_main:
-                run = RunFolder.join(out, owner)
+            run = RunFolder.join(out, owner) if run is None else run
         training = Training(config, run, images, loader, state, ranks, knn)
         stack.callback(training.list_unreadable)
         training.run()
     return out
 
 
-def require_all_labels(pairs: str, images: ImageSet) -> None:
-    """Refuse images of which some have no label, before a folder is made."""
-    assert images.labels is not None
-    if missing := int((images.labels < 0).sum()):
-        raise UserError(f"pairs={pairs} needs a label for each image, and {missing:,} have none.")
+def _checked(images: ImageSet, config: Config, ranks: Distributed) -> ImageSet:
+    """The images without those that are to be left out; refused where they do not fit the configuration."""
+    with ranks.together():
+        images = leave_out(images, config.data.exclude)
+        config.check(len(images), images.labels is not None)
+        if PAIRS[config.pairs].needs_labels:
+            assert images.labels is not None
+            require_all_labels(config.pairs, images.labels)
+    _say(describe(images), ranks)
+    return images
 
 
-def say(text: str) -> None:
-    """Print a line before there is a progress bar."""
-    terminal.console().print(text, soft_wrap=True)
+def _reopened(
+    out: Path, config: Config, images: ImageSet, ranks: Distributed, stack: ExitStack
+) -> RunFolder | None:
+    """The run that goes on, with the same settings and images; None but on the first rank."""
+    run = None
+    with ranks.together():
+        if ranks.is_main:
+            run = stack.enter_context(RunFolder.open(out))
+            check_same(run.description(), {"config": config.to_dict()})
+            check_micro_batch(run.config.micro_batch, config)
+
+    def compared() -> str:
+        if run is None:
+            return ""
+        return check_same_data(run.facts, images, config.data.verify, remedy(run), run.listing())
+
+    _say(ranks.patiently(compared), ranks)
+    return run
 
 
-def restarted() -> bool:
-    """Whether torchrun (`--max-restarts`) or Slurm (a requeue) has started this process again.
+def _built(
+    config: Config, images: ImageSet, ranks: Distributed, stack: ExitStack, *, from_scratch: bool
+) -> tuple[TrainState, PairLoader]:
+    """Networks, memory and loader, before any checkpoint is read."""
+    free = min(ranks.gather(free_bytes(ranks.device)))
+    with ranks.together():
+        count, note = choose_micro_batches(config, ranks, free)
+        _say(note, ranks)
+        state = build_state(config, len(images), ranks, count)
+        if config.model.init and from_scratch:
+            _say(start_from_weights(state.method, config), ranks)
+        loader = build_loader(config, images, ranks)
+        stack.callback(loader.close)
+    return state, loader
 
-    Not every node of torchrun counts every restart.
-    """
-    counts = (os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
-    return any(count.isdecimal() and int(count) > 0 for count in counts)
+
+def _made(
+    out: Path, config: Config, images: ImageSet, ranks: Distributed, stack: ExitStack, overwrite: bool
+) -> RunFolder | None:
+    """A new run's folder; None but on the first rank."""
+    facts = ranks.patiently(lambda: record(images, config.data.verify) if ranks.is_main else {})
+    with ranks.together():
+        if not facts:
+            return None
+        facts["device"] = str(ranks.device)
+        listing = listing_file(images)
+        return stack.enter_context(RunFolder.create(out, config, facts, listing=listing, overwrite=overwrite))
+
+
+def check_micro_batch(before: int | str, config: Config) -> None:
+    """Refuse to go on with other micro-batches where they change what is learnt."""
+    if before != config.micro_batch and has_batch_norm(config):
+        raise UserError(
+            f"Cannot resume with other settings: micro_batch was {before} and is now {config.micro_batch}, and this "
+            f"network's batch norms take their statistics from one micro-batch at a time. Resume without this "
+            f"option, or start a new run with another --out."
+        )
+
+
+def _say(text: str | None, ranks: Distributed) -> None:
+    """Let the first rank print a line, before there is a progress bar."""
+    if text and ranks.is_main:
+        terminal.console().print(text, soft_wrap=True)

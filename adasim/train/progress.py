@@ -1,7 +1,7 @@
 """What a person sees while a run trains: one bar on a terminal, plain lines everywhere else.
 
 Epoch  12/100 ━━━━━━━━╸━━━━━━━━━━━━━━━  35%  1:02:11 left
-loss 6.021   1,234 images/s   waiting 3%   partners 17%
+loss 6.021   1,234 images/s   waiting for data 3%   bootstrapped 17%
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Progress:
     Args:
         total_steps: steps of the whole run.
         epochs: epochs of the whole run.
-        start_step: steps done before (on a resume); they count for the bar and not for the speed.
         console: where to write; standard output by default. A bar if that is a terminal, else lines.
         every_s: without a terminal, a line at every new epoch and whenever so many seconds have passed.
         clock: seconds, for tests.
@@ -42,14 +41,14 @@ class Progress:
         self,
         total_steps: int,
         epochs: int,
-        start_step: int = 0,
         console: Console | None = None,
         every_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_steps = total_steps
         self.epochs = epochs
-        self.step = start_step
+        self.step = 0
+        """Steps done; what was done before a resume counts for the bar and not for the speed."""
         self.epoch = 0
         self.loss = math.nan
         self.bootstrap: float | None = None

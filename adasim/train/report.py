@@ -150,9 +150,8 @@ class Reporter:
             "bootstrap_ratio": state.partners_changed / (self.steps_per_epoch * self.config.batch_size),
             "unreadable": len(unreadable),
             **{f"epoch_{name}": value for name, value in self.watch.readings.items()},
-            **self.schedules(
-                epoch
-            ),  # also where few steps are logged, so that no curve of them lacks its warm-up
+            # Also where few steps are logged, so that no curve of them lacks its warm-up.
+            **self.schedules(epoch),
             **neighbours,
             **measured,
         }
@@ -187,9 +186,8 @@ class Reporter:
                 chosen["second_neighbour_accuracy"] = memory.best_other(partners)
             for name, images in chosen.items():
                 counts[name] = _same_class(images[visited].long(), visited + first, labels)
-            if (
-                memory.lists and memory.epochs == 0 and memory.timing == "previous"
-            ):  # p_win has no candidates yet
+            # In the first epoch p_win has no candidates yet.
+            if memory.lists and memory.epochs == 0 and memory.timing == "previous":
                 counts["second_neighbour_accuracy"] = (math.nan, len(visited))
         if not counts:
             return {}

@@ -18,18 +18,19 @@ import torch
 from torch import Tensor
 
 from adasim.config import Config
+from adasim.data import ImageSet, PairLoader, worker_count
 from adasim.errors import UserError
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
-from adasim.ranks.devices import build_scaler, working_precision
+from adasim.ranks.devices import build_scaler, image_layout, working_precision
 from adasim.ranks.processes import ALONE, Distributed
 from adasim.ranks.sync_layers import Part
 from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
 from adasim.runs.settings import changed_settings, decisive
 from adasim.train.footprint import weight_bytes
-from adasim.train.optim import build_optimizer
+from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
 
@@ -64,6 +65,20 @@ class TrainState:
     history: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     """Epoch -> (first image, file name) of its immutable files of top-K lists, one per rank that saved it."""
 
+    def learn(self, loss: Tensor, config: Config, steps_per_epoch: int) -> None:
+        """One step of the optimiser by this loss, and of what moves without a gradient."""
+        set_schedules(self.optimizer, config, self.step, steps_per_epoch)
+        if loss.requires_grad:  # micro-batches have had their backward passes
+            self.optimizer.zero_grad(set_to_none=True)
+            self.scaler.scale(loss).backward()
+        self.method.before_optimizer(self.epoch)
+        if config.optim.clip_grad:
+            self.scaler.unscale_(self.optimizer)
+            clip_per_tensor(self.method.parameters(), config.optim.clip_grad)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.method.after_step(self.step, config.epochs * steps_per_epoch)
+
     def save(self, store: CheckpointStore) -> None:
         """Write a checkpoint: rank 0 what all share, each rank its rows of the memory.
 
@@ -90,9 +105,10 @@ class TrainState:
             "partners_changed": self.partners_changed,
             "optimizer": settings,
             "scaler": self.scaler.state_dict(),
-            "micro_batch": self.part.images,
             "history": [[epoch, parts] for epoch, parts in self.history.items()],
         }
+        if self.part.count > store.ranks.world:
+            info["micro_batch"] = self.part.images
         if self.memory is not None:
             state = self.memory.state_dict()
             group = f"memory-{store.ranks.rank:05d}"
@@ -130,8 +146,12 @@ class TrainState:
         self.recent.extend(
             features.to(device) for _, features in sorted(checkpoint.tensors("recent").items())
         )
-        # A run whose micro-batches were chosen by memory goes on with as many, so as to reach the same bits.
-        self.part.cut(max(self.part.images // info.get("micro_batch", self.part.images), 1))
+        # Micro-batches that were chosen by memory stay as large as they were, so as to reach the same bits. Earlier
+        # checkpoints have a number also where nothing was split: a rank's whole share.
+        share = len(self.recent[-1]) if self.recent else 0  # of the ranks that saved
+        chosen = self.settings["micro_batch"] == "auto"
+        if chosen and (size := info.get("micro_batch", share)) < share:
+            self.part.cut(self.part.images // size)
         if self.memory is not None:
             load_memory(self.memory, checkpoint)
 
@@ -206,7 +226,7 @@ def build_state(
     if config.compile:
         compile_encoders(method)
     if any(p.ndim == 4 for p in method.parameters()):
-        method = method.to(memory_format=torch.channels_last)  # convolutions are faster so, on CPUs too
+        method = method.to(memory_format=image_layout(device))
     method.train()
     memory = None
     if (options := memory_options(config)) is not None:
@@ -224,6 +244,21 @@ def build_state(
         recent,
         precision=precision,
         part=part,
+    )
+
+
+def build_loader(config: Config, images: ImageSet, ranks: Distributed = ALONE) -> PairLoader:
+    """What feeds the run: this rank's part of every batch."""
+    return PairLoader(
+        images,
+        config.views,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        workers=worker_count(config.data.workers),
+        device=ranks.device,
+        max_unreadable=config.data.max_unreadable,
+        rank=ranks.rank,
+        world=ranks.world,
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from adasim.data import Batch, PairLoader
 from adasim.methods import EncodedView, Method, Step
 from adasim.neighbors import PairPolicy, ShardedMemory
+from adasim.ranks.devices import image_layout
 
 
 class Forward(NamedTuple):
@@ -70,7 +71,7 @@ class Current(Previous):
         start = time.perf_counter()
         view = pending.result()
         waited = time.perf_counter() - start
-        second = self.method.encode(view.contiguous(memory_format=torch.channels_last))
+        second = self.method.encode(view.contiguous(memory_format=image_layout(view.device)))
         self.method.predict(second)
         step = self.method.loss([first, second, *others], epoch)
         return Forward(batch._replace(partners=partners.to(batch.ids.device)), step, waited)

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import torch
 
 from adasim.config import Config
-from adasim.data import ImageSet, PairLoader, worker_count
-from adasim.ranks.devices import autocast
+from adasim.data import ImageSet
+from adasim.ranks.devices import autocast, image_layout
 from adasim.ranks.processes import Distributed
-from adasim.train.optim import set_schedules
-from adasim.train.state import build_state
+from adasim.train.state import build_loader, build_state
 
 
 class Speed(NamedTuple):
@@ -32,33 +31,23 @@ def time_steps(
     `at_once` is the size of a micro-batch, where a batch has several.
     """
     config = replace(
-        config, batch_size=min(at_once or config.batch_size, len(images)), device=str(ranks.device)
+        config,
+        batch_size=min(at_once or config.batch_size, len(images)),
+        device=str(ranks.device),
+        data=replace(config.data, max_unreadable=1.0),
     )
     state = build_state(config, len(images), ranks)
-    loader = PairLoader(
-        images,
-        config.views,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        workers=worker_count(config.data.workers),
-        device=ranks.device,
-        max_unreadable=1.0,
-    )
+    loader = build_loader(config, images, ranks)
     steps, started, busy = 0, 0.0, 0.0
     themselves = torch.arange(len(images))
     try:
         for epoch in range(1_000_000):
             for batch in loader.epoch(epoch, themselves):
                 ready = time.perf_counter()
-                views = [view.contiguous(memory_format=torch.channels_last) for view in batch.views]
-                set_schedules(state.optimizer, config, state.step, loader.steps_per_epoch)
+                views = [view.contiguous(memory_format=image_layout(view.device)) for view in batch.views]
                 with autocast(state.precision, ranks.device):
                     step = state.method(views, 0)
-                state.optimizer.zero_grad(set_to_none=True)
-                state.scaler.scale(step.loss).backward()
-                state.scaler.step(state.optimizer)
-                state.scaler.update()
-                state.method.after_step(state.step, 1_000_000)
+                state.learn(step.loss, config, loader.steps_per_epoch)
                 if state.memory is not None:
                     state.memory.observe(batch.ids, step.feature)
                 float(step.loss.detach())  # waits for the device

@@ -117,6 +117,7 @@ def _about(extractor: Extractor, images: ImageSet) -> dict[str, str]:
     return {
         "encoder": encoder.name,
         "data": images.name,
+        "split": images.split,
         "transform": json.dumps(encoder.transform.to_timm(), sort_keys=True),
     }
 

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import safetensors.torch
@@ -91,14 +90,15 @@ def to_timm(subject: Subject, folder: Path) -> str:
         )
         _check(subject, made.eval(), "timm")
         return ""
-    text = timm_file(
+    code, registered = timm_file(
         subject.timm_name, subject.architecture, subject.arguments | {"num_classes": 0}, subject.stem
     )
-    (folder / TIMM_FILE).write_text(text)
+    (folder / TIMM_FILE).write_text(code)  # tried out before it has a place in timm
     with _imported(folder / TIMM_FILE) as module:
         net = getattr(module, subject.timm_name)()
         timm.models.load_checkpoint(net, str(folder / WEIGHTS_FILE))
         _check(subject, net.eval(), "timm")
+    (folder / TIMM_FILE).write_text(code + registered)
     return (
         f"timm has no argument for the stem of {subject.name}: {TIMM_FILE} makes it known to timm, and is imported "
         f"first (README.md shows how)."
@@ -249,13 +249,12 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 @contextmanager
 def _imported(file: Path) -> Iterator[Any]:
-    """A file that travels along as a module; neither Python nor timm knows it afterwards."""
+    """A file that travels along as a module, which Python does not know afterwards."""
     module = ModuleType(f"adasim_tried_out_{file.stem}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
     try:
-        with patch.object(timm.models, "register_model", lambda build: build):
-            exec(compile(file.read_text(), file, "exec"), vars(module))
+        exec(compile(file.read_text(), file, "exec"), vars(module))
         yield module
     finally:
         del sys.modules[module.__name__]

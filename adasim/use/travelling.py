@@ -61,12 +61,10 @@ _TIMM = '''\
 
 import timm
 import torch
-from timm.models import register_model
 
 ARGUMENTS = {arguments}
 
 
-@register_model
 def {name}(pretrained=False, **kwargs):
     """timm's {architecture} with another stem."""
     kwargs = {{k: v for k, v in kwargs.items() if not k.startswith("pretrained_cfg") and k != "cache_dir"}}
@@ -74,6 +72,10 @@ def {name}(pretrained=False, **kwargs):
 {edit}
     return net
 '''
+_REGISTERED = """
+
+timm.models.register_model({name})
+"""
 
 _HF = '''\
 """This encoder for Hugging Face's transformers: AutoModel.from_pretrained(FOLDER, trust_remote_code=True)."""
@@ -134,11 +136,13 @@ def transform_file(transform: EvalTransform) -> str:
     )
 
 
-def timm_file(name: str, architecture: str, arguments: dict[str, Any], stem: str) -> str:
-    """Python code that registers `name` with timm: `architecture` of these arguments with another stem."""
+def timm_file(name: str, architecture: str, arguments: dict[str, Any], stem: str) -> tuple[str, str]:
+    """Python code of a function `name` that builds timm's `architecture` of these arguments with another stem; and
+    the end of that file, which makes the function known to timm."""
     edit = _edit(stem, arguments, "    ")
     shown = pformat(arguments, width=100, sort_dicts=False)
-    return _TIMM.format(name=name, architecture=architecture, arguments=shown, edit=edit)
+    code = _TIMM.format(name=name, architecture=architecture, arguments=shown, edit=edit)
+    return code, _REGISTERED.format(name=name)
 
 
 def hf_file(architecture: str, arguments: dict[str, Any], stem: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from adasim.registry import PAIRS
@@ -23,7 +24,7 @@ from . import imagenet
 from .cell import RESULTS, done, run_cell
 from .results import Results, figure_of, gain_of
 from .settings import METHODS, build
-from .tables import TABLES, Cell
+from .tables import TABLES, Cell, read_arm
 
 
 def main() -> None:
@@ -54,34 +55,44 @@ def main() -> None:
     cells = (imagenet.TABLES if at_paper_scale else TABLES)[args.table]
     methods = imagenet.RECIPES if at_paper_scale else METHODS
     for cell in args.cell or ():
-        if cell.method not in methods:
-            sys.exit(f"--cell {cell}: there is no method {cell.method}, only {', '.join(methods)}.")
-        if (pairs := cell.arm.partition(":")[0]) not in PAIRS:
-            sys.exit(f"--cell {cell}: there are no pairs {pairs}, only {', '.join(PAIRS.names())}.")
-        if not at_paper_scale:
-            build(*cell)  # refuses settings that the pairs do not have
+        check(cell, methods)
     results = args.results / "imagenet" if at_paper_scale else args.results
     if args.data is not None:
-        if not (args.data / "train").is_dir():
-            sys.exit(f"{args.data} has no folder train. See docs/benchmarks.md.")
-        failed = []
-        for cell in args.cell or cells:
-            known = cell in done(results / f"{args.table}.jsonl")
-            if known and not args.again:
-                if args.cell:
-                    print(f"{cell} has a result already; --again runs it once more.")
-                continue
-            if at_paper_scale:
-                runs = args.runs / "imagenet"
-                try:
-                    imagenet.run_cell(args.table, cell, args.data, runs, results, args.launch, anew=known)
-                except subprocess.CalledProcessError as error:
-                    failed.append(f"{cell} (exit code {error.returncode})")
-            else:
-                run_cell(args.table, cell, args.data, args.runs, results)
-        if failed:
-            sys.exit(f"No result of {', '.join(failed)}.")
+        run(args, args.cell or cells, results)
     show(Results(results), cells)
+
+
+def check(cell: Cell, methods: Collection[str]) -> None:
+    """Refuse a cell that nobody can run, with a sentence."""
+    if cell.method not in methods:
+        sys.exit(f"--cell {cell}: there is no method {cell.method}, only {', '.join(methods)}.")
+    if (pairs := read_arm(cell.arm)[0]) not in PAIRS:
+        sys.exit(f"--cell {cell}: there are no pairs {pairs}, only {', '.join(PAIRS.names())}.")
+    if methods is METHODS:
+        build(*cell)  # refuses settings that the pairs do not have
+
+
+def run(args: argparse.Namespace, cells: list[Cell], results: Path) -> None:
+    """Run the cells that have no result yet, or all if asked for --again."""
+    if not (args.data / "train").is_dir():
+        sys.exit(f"{args.data} has no folder train. See docs/benchmarks.md.")
+    failed = []
+    for cell in cells:
+        known = cell in done(results / f"{args.table}.jsonl")
+        if known and not args.again:
+            if args.cell:
+                print(f"{cell} has a result already; --again runs it once more.")
+            continue
+        if args.recipes == "desk":
+            run_cell(args.table, cell, args.data, args.runs, results)
+            continue
+        try:
+            runs = args.runs / "imagenet"
+            imagenet.run_cell(args.table, cell, args.data, runs, results, args.launch, anew=known)
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{cell} (exit code {error.returncode})")
+    if failed:
+        sys.exit(f"No result of {', '.join(failed)}.")
 
 
 def show(results: Results, cells: list[Cell]) -> None:

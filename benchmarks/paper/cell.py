@@ -22,14 +22,13 @@ from adasim.data import open_images
 from adasim.files import atomic_write
 from adasim.runs.metrics import read_metrics
 from adasim.train.loop import NonFiniteLossError
+from adasim.train.monitor import BEGINNINGS
 
 from .results import newest, read_lines
 from .settings import IMAGES_PER_CLASS, build
 from .tables import Cell
 
 RESULTS = Path(__file__).parent / "results"
-COLLAPSE = ("The encoder gives nearly", "The features use only", "The teacher's output is")
-"""How the sentences of adasim.train.monitor begin."""
 CURVES = {
     "knn_top1": "knn",
     "bootstrap_ratio": "bootstrapped",
@@ -91,7 +90,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     # A cell with a result has no checkpoints any more.
     finished = (out / "config.json").exists() and not resumed
     started, used = time.time(), time.process_time()
-    line: dict[str, Any] = {"table": table, **cell._asdict(), "commit": commit()}
+    line: dict[str, Any] = {"table": table, **cell._asdict(), "commit": stamp()["commit"]}
     line["command"] = f"python -m benchmarks.paper {table} --data DIR --cell {cell} --again"
     with _said_to(log, anew=not resumed):
         try:
@@ -104,7 +103,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     line["curves"] = curves(out)
     line["cpu_seconds"], line["resumed"] = round(time.process_time() - used), resumed
     line["hours"] = round((time.time() - started) / 3600, 2)
-    line |= {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "torch": torch.__version__}
+    line |= {"date": stamp()["date"], "torch": torch.__version__}
     line["config"] = config.to_dict() | {"data": {"images_per_class": IMAGES_PER_CLASS, "name": data.name}}
     append(results / f"{table}.jsonl", line)
     for leftover in ("checkpoints", "features", "tensorboard"):
@@ -119,7 +118,7 @@ def folder_of(cell: Cell, runs: Path) -> Path:
 
 def collapse_of(log: Path) -> list[str]:
     """What the monitor said about a collapse in a run's output."""
-    return [line for line in log.read_text().splitlines() if line.startswith(COLLAPSE)]
+    return [line for line in log.read_text().splitlines() if line.startswith(BEGINNINGS)]
 
 
 def measure(out: Path, bench: Path, train: Path) -> dict[str, Any]:
@@ -162,13 +161,13 @@ def done(path: Path) -> dict[Cell, dict[str, Any]]:
     return newest(read_lines(path))
 
 
-def commit() -> str:
-    """Of the code that runs."""
+def stamp() -> dict[str, str]:
+    """The commit of the code that runs, and today's date."""
     where = Path(adasim.__file__).parent
     found = subprocess.run(
         ["git", "-C", where, "describe", "--always", "--dirty"], capture_output=True, text=True
     )
-    return found.stdout.strip()
+    return {"commit": found.stdout.strip(), "date": datetime.now(UTC).strftime("%Y-%m-%d")}
 
 
 @contextlib.contextmanager

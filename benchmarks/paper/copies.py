@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from adasim.explore.exploring import explore
 from adasim.explore.opening import Options, open_backbone
 from adasim.explore.writing import Exploration
 
-from .cell import RESULTS, append, commit
+from .cell import RESULTS, append, stamp
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "explore-cifar10.png"
 COLUMNS, ROWS, SIDE, GAP = 12, 3, 72, 8
@@ -57,7 +56,7 @@ def main() -> None:
         mixed = sum(len({found.collection.class_name(i) for i in group.members}) > 1 for group in across)
         line[kind] = {"groups": len(groups), "in both splits": len(across), "of several labels": mixed}
     line["test images with a copy"] = len(pairs)
-    line |= {"commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%d")}
+    line |= stamp()
     print(line)
     append(args.results / "copies.jsonl", line)
     write_list(args.results / "copies.csv", found.collection, pairs)

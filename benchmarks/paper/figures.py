@@ -89,10 +89,7 @@ def _under_the_hood(results: Results, path: Path) -> None:
 
 def _precision(results: Results, path: Path) -> None:
     """Precision of partners against the share of images that get one, by measure of sureness."""
-    frontiers = results.frontiers()
-    if not frontiers:
-        return
-    _, tables = frontiers[0]
+    tables = results.frontier()
     figure, axis = plt.subplots(figsize=(8.4, 5.2), layout="constrained")
     shown = {
         "cosine in one pass": (ORANGE, ":", "o"),

@@ -17,7 +17,7 @@ from adasim.eval.features import extract
 from adasim.methods import build_method
 from adasim.models import EvalTransform
 
-from .cell import RESULTS, append, commit, prepare
+from .cell import RESULTS, append, prepare, stamp
 from .settings import build
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     for name, (bank, asked) in features.items():
         top1 = knn_accuracy(bank, train.labels, asked, test.labels, k=20).top1
         print(f"{name:36}{top1:6.2f}")
-        append(args.results / "floor.jsonl", {"features": name, "knn": top1, "commit": commit()})
+        append(args.results / "floor.jsonl", {"features": name, "knn": top1} | stamp())
 
 
 if __name__ == "__main__":

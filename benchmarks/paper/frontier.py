@@ -23,7 +23,7 @@ from adasim.neighbors import MeanFeatures, NeighborMemory, PairContext
 from adasim.registry import PAIRS, load_plugin
 from adasim.run import load_run
 
-from .cell import append, commit
+from .cell import append, stamp
 
 WINDOWS, SUPPORTS, TAUS = (1, 5, 10, 20), (3, 5, 10), (0.05, 0.1, 0.2, 0.4)
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
@@ -64,9 +64,7 @@ def main() -> None:
         print(f"\n{name}")
         show(table)
     if args.results:
-        append(
-            args.results, {"run": args.run.name, "passes": args.passes, "commit": commit(), "tables": rows}
-        )
+        append(args.results, {"run": args.run.name, "passes": args.passes} | stamp() | {"tables": rows})
 
 
 @torch.no_grad()

@@ -9,15 +9,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import adasim
 
-from .cell import append, collapse_of, commit, curves, folder_of
+from .cell import append, collapse_of, curves, folder_of, stamp
 from .published import ABLATION
-from .tables import Cell, cells
+from .tables import Cell, cells, read_arm
 
 RECIPES = {"simsiam": "simsiam-resnet50", "dino": "dino-resnet50", "dino-vit": "dino-vit-s16"}
 TABLES: dict[str, list[Cell]] = {
@@ -38,14 +37,14 @@ def commands(
     >>> print(*commands(one, Path("in1k"), Path("out"), "torchrun -m adasim")[0])
     torchrun -m adasim pretrain dino-vit-s16 --data in1k --out out --seed 0 --pairs adasim --neighbors.k 5
     """
-    pairs, _, changes = cell.arm.partition(":")
+    pairs, changes = read_arm(cell.arm)
     train = ["pretrain", "--resume", str(out)]
     if anew or not (out / "config.json").exists():
         train = ["pretrain", RECIPES[cell.method], "--data", str(data), "--out", str(out)]
         train += ["--seed", str(cell.seed), "--pairs", pairs]
         train += ["--overwrite"] if anew else []
         section = pairs if pairs == "confident" else "neighbors"
-        for name, value in (change.split("=") for change in changes.split(",") if change):
+        for name, value in changes.items():
             train += [f"--{section}.{'oracle-p' if name == 'p' else name.replace('_', '-')}", value]
     measures = [["eval", name, str(out), "--data", str(data)] for name in ("knn", "linear")]
     return [[*shlex.split(launch), *train], *([*shlex.split(ADASIM), *measure] for measure in measures)]
@@ -64,8 +63,7 @@ def run_cell(
     run = adasim.load_run(out)
     values: dict[str, Any] = {result.protocol: result.value for result in run.results}
     line = {"table": table, **cell._asdict(), **values, "collapse": collapse_of(log), "curves": curves(out)}
-    line |= {"commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%d")}
-    append(results / f"{table}.jsonl", line)
+    append(results / f"{table}.jsonl", line | stamp())
 
 
 def shown_and_kept(command: list[str], log: Path) -> None:

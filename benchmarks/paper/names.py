@@ -1,5 +1,7 @@
 """Methods and arms in the words of tables and figures."""
 
+from .tables import read_arm
+
 PAIR_NAMES = {
     "standard": "standard",
     "nearest": "nearest (+NN)",
@@ -25,6 +27,6 @@ def arm_name(arm: str) -> str:
     >>> arm_name("confident:share=0.05,share_end=0.3")
     'confident (ours), share = 0.05, share end = 0.3'
     """
-    pairs, _, changes = arm.partition(":")
-    words = [change.replace("=", " = ").replace("_", " ") for change in changes.split(",") if change]
+    pairs, changes = read_arm(arm)
+    words = [f"{name.replace('_', ' ')} = {value}" for name, value in changes.items()]
     return ", ".join([PAIR_NAMES[pairs], *words])

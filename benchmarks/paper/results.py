@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from .tables import TABLES, Cell
+from .tables import TABLES, Cell, read_arm, transferred
 
 Lines = list[dict[str, Any]]
 
@@ -32,13 +32,23 @@ class Results:
         """The arms of a pair policy that have been run, or are to be, with a method: itself first."""
         planned = [cell for cells in TABLES.values() for cell in cells]
         known = {cell.arm for cell in (*self.cells, *planned) if cell.method == method}
-        return sorted((arm for arm in known if arm.split(":")[0] == pairs), key=lambda arm: (":" in arm, arm))
+        return sorted((arm for arm in known if read_arm(arm)[0] == pairs), key=lambda arm: (":" in arm, arm))
 
     def transfer(self) -> dict[tuple[str, str], Lines]:
-        """Lines of few-shot and segmentation by method and arm, in the order of the tables."""
+        """Few-shot accuracies, their mean, and mean IoU by method and arm, in the order of the tables."""
         measured = newest(self.lines("transfer"))
-        order = list(dict.fromkeys((c.method, c.arm) for cells in TABLES.values() for c in cells))
-        found = {key: [measured[c] for c in sorted(measured) if (c.method, c.arm) == key] for key in order}
+        methods = list(dict.fromkeys(c.method for c in transferred()))
+        order = sorted(
+            dict.fromkeys((c.method, c.arm) for c in transferred()), key=lambda key: methods.index(key[0])
+        )
+        found: dict[tuple[str, str], Lines] = {key: [] for key in order}
+        for cell, line in sorted(measured.items()):
+            accuracies = {target: accuracy for target, (accuracy, _) in line["fewshot"].items()}
+            figures = accuracies | {
+                "mean": statistics.mean(accuracies.values()),
+                "miou": line["segmentation"],
+            }
+            found[cell.method, cell.arm].append({"seed": cell.seed} | figures)
         return {key: lines for key, lines in found.items() if lines}
 
     def unpaired(self) -> list[Cell]:
@@ -50,9 +60,9 @@ class Results:
         standard = {cell: Cell(cell.method, "standard", cell.seed) for cell in first}
         return sorted(c for c, base in standard.items() if base in first and first[c] != first[base])
 
-    def frontiers(self) -> list[tuple[str, dict[str, Any]]]:
-        """Run and tables of each frozen encoder that was looked at; the newest of each."""
-        return list({line["run"]: line["tables"] for line in self.lines("frontier")}.items())
+    def frontier(self, run: str = "simsiam_standard_0") -> dict[str, Any]:
+        """The tables of a frozen encoder, as it was last looked at."""
+        return next(line["tables"] for line in reversed(self.lines("frontier")) if line["run"] == run)
 
 
 def read_lines(path: Path) -> Lines:

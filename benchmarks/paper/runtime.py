@@ -12,16 +12,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 from adasim.neighbors import NeighborMemory
-from adasim.train.optim import set_schedules
 from adasim.train.state import build_state
 
-from .cell import RESULTS, append, commit
+from .cell import RESULTS, append, stamp
 from .settings import IMAGES_PER_CLASS, build
 
 CLASSES = 10
@@ -40,10 +38,9 @@ def main() -> None:
         print(
             f"batch {batch}: {without:.4f} s, with the memory {line['with']:.4f} s ({(added + draw) / without:+.1%})"
         )
-        now = datetime.now(UTC).strftime("%Y-%m-%d")
         append(
             args.results / "runtime.jsonl",
-            line | {"threads": torch.get_num_threads(), "date": now, "commit": commit()},
+            line | {"threads": torch.get_num_threads()} | stamp(),
         )
 
 
@@ -57,7 +54,7 @@ def measure(batch: int, steps: int) -> tuple[float, float, float]:
     memory = NeighborMemory(images, method.feature_dim, near.window, near.k)
     generator = torch.Generator().manual_seed(0)
 
-    def step(number: int) -> tuple[float, float]:
+    def step() -> tuple[float, float]:
         shape = (batch, 3, config.views.size, config.views.size)
         views = [
             torch.randn(shape, generator=generator).contiguous(memory_format=torch.channels_last)
@@ -65,21 +62,16 @@ def measure(batch: int, steps: int) -> tuple[float, float, float]:
         ]
         ids = torch.randperm(images, generator=generator)[:batch]
         start = time.perf_counter()
-        set_schedules(state.optimizer, config, number, 1000)
         result = method(views, 1)
-        state.optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()
-        method.before_optimizer(1)
-        state.optimizer.step()
-        method.after_step(number, 1000)
+        state.learn(result.loss, config, steps_per_epoch=1000)
         middle = time.perf_counter()
         memory.observe(ids, result.feature)
         return middle - start, time.perf_counter() - middle
 
-    for number in range(images // batch):  # an epoch to warm up and to fill the cache
-        step(number)
+    for _ in range(images // batch):  # an epoch to warm up and to fill the cache
+        step()
     memory.end_epoch()
-    taken = [step(images // batch + number) for number in range(steps)]
+    taken = [step() for _ in range(steps)]
     while memory.epochs < near.window:  # lists to draw from, without training
         features = torch.randn(images, method.feature_dim, generator=generator)
         for ids in torch.arange(images).split(batch):

@@ -22,6 +22,16 @@ class Cell(NamedTuple):
         return cls(method, arm, int(seed))
 
 
+def read_arm(arm: str) -> tuple[str, dict[str, str]]:
+    """An arm's pair policy, and which of its settings are changed to what.
+
+    >>> read_arm("adasim:k=3,tau=0.1")
+    ('adasim', {'k': '3', 'tau': '0.1'})
+    """
+    pairs, _, changes = arm.partition(":")
+    return pairs, dict(change.split("=") for change in changes.split(",") if change)
+
+
 def cells(methods: str, arms: str, seeds: int = 1) -> list[Cell]:
     """All of these methods with all of these arms, seed by seed."""
     return [Cell(m, a, s) for s in range(seeds) for m in methods.split() for a in arms.split()]
@@ -36,8 +46,7 @@ TABLES: dict[str, list[Cell]] = {
     "oracle": cells("simsiam", "oracle:p=0.5 oracle:p=0"),
     "policies": [
         *cells("simsiam", "confident", 3),
-        *cells("simsiam", "confident:partners=10 confident:share=0.3"),
-        *cells("dino", "confident"),
+        *cells("simsiam", "confident:partners=10 confident:share=0.3,share_end=0"),
     ],
     "ablation": [
         *cells("simsiam-short", "standard adasim"),
@@ -49,4 +58,9 @@ TABLES: dict[str, list[Cell]] = {
     "contrast": [*cells("nnclr", "standard"), *cells("infonce", "standard nearest adasim")],
     "weak": cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),
 }
-"""tau = 0 of the ablation is the arm `standard`. Few-shot and segmentation measure the runs of `main` again."""
+"""tau = 0 of the ablation is the arm `standard`."""
+
+
+def transferred() -> list[Cell]:
+    """The cells whose runs are also measured by few-shot and segmentation: all arms of the long runs."""
+    return [cell for table in ("main", "oracle", "policies") for cell in TABLES[table]]

@@ -2,15 +2,15 @@
 
     python -m benchmarks.paper.transfer --data cifar10 --fashion fashion-mnist
 
-Measures every finished run that has no line in benchmarks/paper/results/transfer.jsonl yet. Few-shot is 5-way 5-shot
-by prototypes, in the same 600 episodes for all: of the test images of CIFAR-10 and of Fashion-MNIST, and of 3,000
-generated patterns. Segmentation is a linear layer on the last feature map, for the generated patterns.
+Measures every finished run of the tables main, oracle and policies that has no line in
+benchmarks/paper/results/transfer.jsonl yet. Few-shot is 5-way 5-shot by prototypes, in the same 600 episodes for all:
+of the test images of CIFAR-10 and of Fashion-MNIST, and of 3,000 generated patterns. Segmentation is a linear layer
+on the last feature map, for the generated patterns.
 """
 
 from __future__ import annotations
 
 import argparse
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ import adasim
 from adasim.data import open_images
 from adasim.runs.metrics import read_metrics
 
-from .cell import RESULTS, append, commit, done, folder_of, save_arrays
-from .tables import TABLES
+from .cell import RESULTS, append, done, folder_of, save_arrays, stamp
+from .tables import transferred
 
 PATTERNS = "synthetic:3000"
 
@@ -40,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(1)
     targets = {"cifar10": test_images(args.data, args.runs), "fashion": test_images(args.fashion, args.runs)}
     results = args.results / "transfer.jsonl"
-    for cell in sorted({cell for cells in TABLES.values() for cell in cells}):
+    for cell in sorted(transferred()):
         folder = folder_of(cell, args.runs)
         if finished(folder) and (args.again or cell not in done(results)):
             line = measure(folder, targets | {"patterns": PATTERNS})
@@ -79,8 +79,7 @@ def measure(folder: Path, targets: dict[str, str]) -> dict[str, Any]:
     return {
         "fewshot": fewshot,
         "segmentation": round(masks["miou_last"], 2),
-        "commit": commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        **stamp(),
     }
 
 

@@ -80,7 +80,7 @@ def test_several_runs_are_drawn_where_one_stands_or_where_it_is_said(
         (["{tmp}/young", "{tmp}/silent"], "These runs have not finished an epoch yet"),
         (["{tmp}/old"], "There is nothing to draw"),
         (["{tmp}/good", "--curves", "teacher-entropy"], "There is nothing to draw for teacher-entropy"),
-        (["{tmp}/good", "--curves", "los"], "Did you mean loss"),
+        (["{tmp}/good", "--curves", "los"], "Did you mean loss or epoch_loss?"),
         (["{tmp}/good", "--out", "{tmp}/figure.gif"], "must end in .png, .svg or .pdf"),
         (["{tmp}/good", "--out", "{tmp}/nowhere/figure.png"], "There is no folder {tmp}/nowhere"),
         (
@@ -94,7 +94,7 @@ def test_several_runs_are_drawn_where_one_stands_or_where_it_is_said(
 def test_bad_input_is_one_sentence_and_writes_nothing(
     words: list[str], expected: str, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make("good", {"epoch_loss": [3, 2]})
+    make("good", {"loss": [3, 2], "epoch_loss": [3, 2]})
     make("old", {"train_loss": [3, 2]})
     young = make("young", {})
     (young / "metrics.jsonl").write_text('{"step": 5, "epoch": 0, "loss": 1.0}\n')

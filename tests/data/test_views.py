@@ -14,7 +14,6 @@ from adasim.config import ViewsConfig
 from adasim.data import BatchedViews
 from adasim.data.views import colours, crops
 from adasim.data.views.parameters import (
-    RATIO,
     UNIFORMS,
     Boxes,
     Changes,
@@ -204,6 +203,22 @@ def test_a_batched_view_does_not_depend_on_its_neighbours_in_the_batch() -> None
     assert torch.equal(views.of_crops(images[part], 2, 0, 4, ids[part]), finished[part])
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_views_made_within_a_forward_pass_are_fp32(images: Tensor, precision: torch.dtype) -> None:
+    """As view 2 is with `neighbors.timing=current`."""
+    views, ids = BatchedViews(ViewsConfig(size=24, blur=1.0)), torch.arange(len(images))
+    pixels = (images * 255).byte()
+
+    def made() -> list[Tensor]:
+        crops = pixels[..., :24, :24].clone()
+        return [views(pixels, 2, 0, 0, ids), views.of_crops(crops, 2, 0, 0, ids)]
+
+    expected = made()
+    with torch.autocast("cpu", precision):
+        for found, view in zip(made(), expected, strict=True):
+            assert torch.equal(found, view)
+
+
 def test_a_grey_image_is_expanded_to_three_channels() -> None:
     grey = smooth(1, 32, 32, channels=1)[0]
     views = Views(ViewsConfig(size=32))
@@ -212,11 +227,39 @@ def test_a_grey_image_is_expanded_to_three_channels() -> None:
 
 def test_grey_images_may_have_one_mean_and_three_deviations() -> None:
     grey = smooth(1, 32, 32, channels=1)[0]
-    odd = Views(ViewsConfig(size=32, mean=(0.5,), std=(0.1, 0.2, 0.4))).make(grey, 1, 3)
-    even = Views(ViewsConfig(size=32, mean=(0.5,), std=(0.1,))).make(grey, 1, 3)
-    assert torch.equal(odd, even / torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1))
+    odd, even = (
+        BatchedViews(ViewsConfig(size=32, mean=(0.5,), std=std))(grey[None], 1, 3, 0, torch.zeros(1))[0]
+        for std in ((0.1, 0.2, 0.4), (0.1,))
+    )
+    torch.testing.assert_close(odd, even / torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1))
     transform = replace(EvalTransform.of_size(32), mean=(0.5,), std=(0.1, 0.2, 0.4))
     assert transform.normalise(grey).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_are_normalised_by_imagenets_mean_and_deviation(channels: int) -> None:
+    images, ids = smooth(8, 32, 32, channels=channels), torch.arange(8)
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    plain = BatchedViews(ViewsConfig(size=32, **IDENTITY))  # type: ignore[arg-type]
+    usual = BatchedViews(ViewsConfig(size=32))
+    for view in (1, 2):
+        levels = plain(images, view, 0, 0, ids)
+        torch.testing.assert_close(usual(images, view, 0, 0, ids), (levels - mean) / std)
+        crop = images.expand(-1, 3, -1, -1)
+        levels = plain.of_crops(crop.clone(), view, 0, 0, ids)
+        torch.testing.assert_close(usual.of_crops(crop.clone(), view, 0, 0, ids), (levels - mean) / std)
+    transform = EvalTransform.of_size(224)
+    assert (transform.mean, transform.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def test_levels_from_128_up_are_inverted() -> None:
+    settings = replace(ViewSettings.of(ViewsConfig(size=16, color=0, blur=0), 2), solarize_p=1.0)
+    changes = draw_changes(settings, torch.zeros(1, UNIFORMS, dtype=torch.float64))
+    ramp = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    made = colours.finish(ramp, settings, changes, torch.zeros(1), torch.ones(1), flipped=True)
+    found = (made[0, 0].flatten() * 255).round().tolist()
+    assert found == [level if level < 128 else 255 - level for level in range(256)]
 
 
 def test_strength_zero_leaves_only_crop_and_flip() -> None:
@@ -254,6 +297,8 @@ def test_probabilities_and_ranges_are_the_published_ones(
         assert found.max() <= centre + spread
         assert found.std() == pytest.approx(spread / 3**0.5, rel=0.03)
     assert params.sigma.mean() == pytest.approx(1.05, abs=0.02)
+    assert params.sigma.min() == pytest.approx(0.1, abs=1e-3)
+    assert params.sigma.max() == pytest.approx(2.0, abs=1e-3)
     first = params.order[:, 0].bincount(minlength=4) / n
     torch.testing.assert_close(first, torch.full((4,), 0.25), atol=0.0125, rtol=0)
 
@@ -263,7 +308,7 @@ def test_crops_are_distributed_as_torchvisions(height: int, width: int) -> None:
     n, scale = 3000, (0.2, 1.0)
     settings = ViewSettings.of(ViewsConfig(scale=scale), 1)
     ours, _ = drawn(settings, n, height, width)
-    theirs = v2.RandomResizedCrop(8, scale=scale, ratio=RATIO)
+    theirs = v2.RandomResizedCrop(8, scale=scale)  # its ratios are 3/4 to 4/3
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     with seeding.seeded(0):
         made = [theirs.make_params([image]) for _ in range(n)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from PIL import Image
 
 from adasim.cli.main import main
 from adasim.data import FolderImages, open_images, synthetic
+from adasim.data.images import Unreadable
+from adasim.data.sources.masks import open_masked
 from adasim.eval import fewshot_accuracy, knn_accuracy
-from adasim.eval.dense import PatchFeatures, warp
 from adasim.eval.encoders import open_encoder
 from adasim.eval.features import extract
 from adasim.eval.splits import hold_out, open_split
@@ -84,7 +87,7 @@ def test_linear_takes_the_protocol_of_the_run_and_reports_best_and_last(
     main(["eval", "linear", str(run), "--epochs", "4", "--rates", "0.01", "0.1"])
     [line] = results(run)
     assert line["setting"] == f"{method}, quick, epochs=4, rates=0.01 0.1"
-    assert line["metrics"]["top1_best"] >= line["metrics"]["top1_last"] > 0
+    assert line["value"] == line["metrics"]["top1_best"] >= line["metrics"]["top1_last"] > 0
     assert len(line["metrics"]["top1_last_by_rate"]) == len(line["metrics"]["rates"]) >= 2
     assert line["settings"]["epochs"] == 4
 
@@ -94,6 +97,10 @@ def test_linear_can_train_on_augmented_images(make_run: MakeRun) -> None:
     main(["eval", "linear", str(run), "--augmented", "--epochs", "2", "--batch-size", "32", "--rates", "1"])
     [line] = results(run)
     assert line["setting"] == "simsiam, augmented, epochs=2, batch=32, rates=1"
+    vit = make_run(
+        "vit", model="vit_mini", method="dino", source="synthetic:64"
+    )  # wider than its pooled feature
+    main(["eval", "linear", str(vit), "--augmented", "--epochs", "1", "--batch-size", "32", "--rates", "1"])
 
 
 def test_what_is_not_as_usual_has_a_column_of_its_own(make_run: MakeRun) -> None:
@@ -155,16 +162,17 @@ def test_fewshot_pools_the_splits_and_prints_the_average_over_data_sets(
 ) -> None:
     run = make_run()
     data = tmp_path / "photos"
-    folders(data / "train", dict.fromkeys("abcde", 14))
-    folders(data / "test", dict.fromkeys("abcde", 4), seed=1)
-    folders(data / "val", dict.fromkeys("abcde", 2), seed=2)
+    folders(data / "train", {"a": 20, "b": 20, "c": 14, "d": 14, "e": 14})
+    folders(data / "test", dict.fromkeys("cde", 4), seed=1)  # number 0 here is number 2 there
+    folders(data / "val", dict.fromkeys("cde", 2), seed=2)
     main(["eval", "fewshot", str(run), "--data", "synthetic:320", str(data), "--episodes", "50"])
     first, second = results(run)
     assert (first["data"]["name"], second["data"]["name"]) == ("synthetic:320", "photos")
     assert second["data"]["images"] == 100  # twenty a class, as five shots and fifteen queries need
     images = [FolderImages(data / split) for split in ("train", "test", "val")]
     features = torch.cat([extract(load_backbone(run), part, TRANSFORM) for part in images])
-    labels = torch.cat([part.labels for part in images if part.labels is not None])
+    train, *others = [part.labels for part in images if part.labels is not None]
+    labels = torch.cat([train, *(part + 2 for part in others)])
     wanted = fewshot_accuracy(features, labels, episodes=50)
     assert second["value"] == pytest.approx(wanted.mean)
     assert second["metrics"]["interval95"] == pytest.approx(wanted.interval95)
@@ -274,6 +282,25 @@ def test_segmentation_reads_pascal_voc_and_augments(make_run: MakeRun, tmp_path:
     [line] = results(run)
     assert line["settings"]["classes"] == 21
     assert (line["data"]["train_images"], line["data"]["test_images"]) == (8, 4)
+    more = tmp_path / "VOC" / "SegmentationClassAug"
+    shutil.copytree(tmp_path / "VOC" / "SegmentationClass", more)
+    (lists / "trainaug.txt").write_text("\n".join(map(str, range(7))))
+    coloured = Image.open(more / "0.png").copy()
+    coloured.putpalette([255 - i for i in range(256) for _ in range(3)])  # as VOC's: ids, shown in colours
+    coloured.save(more / "0.png")
+    images = open_masked(str(tmp_path / "VOC"), size=16, split="train")
+    assert (images.name, len(images)) == ("VOC-trainaug", 7)
+    mask = images.mask(0)
+    assert mask is not None
+    assert mask.unique().tolist() == [0, 20]
+
+
+def test_a_mask_that_is_too_large_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked(tmp_path / "data", 2)
+    images = open_masked(str(tmp_path / "data"), size=16, split="train")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # PIL refuses twice as many
+    with pytest.raises(Unreadable, match="DecompressionBombError"):
+        images.mask(0)
 
 
 def test_segmentation_reads_an_npz_and_holds_a_fifth_out(
@@ -417,40 +444,6 @@ def test_a_folder_without_a_test_split_is_divided_and_that_is_said(tmp_path: Pat
     assert "4 of the 20 images are held out" in (split.note or "")
 
 
-# Segmentation's views
-
-
-def test_a_warp_moves_image_and_mask_alike_and_ignores_what_comes_from_outside() -> None:
-    ids = torch.arange(64)
-    masks = torch.zeros(64, 32, 32, dtype=torch.uint8)
-    masks[:, 8:20, 4:26] = 1
-    views = masks[:, None].float() + 1  # inside the image nothing is 0
-    moved, labels = warp(views, masks, seed=0, epoch=1, ids=ids)
-    outside = labels == 255
-    assert outside.any()
-    assert (moved[:, 0][outside] < 1).float().mean() > 0.99
-    clear = ~outside & ((moved[:, 0] - moved[:, 0].round()).abs() < 1e-3)  # away from every edge
-    assert torch.equal(moved[:, 0][clear].round().long() - 1, labels[clear].long())
-    flipped = (labels == 1).float().mean(dim=1).flip(1) - (labels == 1).float().mean(dim=1)
-    assert 10 < int((flipped[:, :16].sum(dim=1) > 0).sum()) < 54  # about half are mirrored
-
-
-def test_held_patch_features_are_those_of_the_images_in_order(make_run: MakeRun) -> None:
-    images = synthetic(10, 16)
-    backbone = load_backbone(make_run(model="vit_mini", method="dino"))
-    patches = PatchFeatures(backbone, images, torch.arange(10), TRANSFORM, size=32, n_blocks=2, batch_size=4)
-    fresh = list(patches.in_order())
-    assert patches.hold()
-    held = list(patches.in_order())
-    assert patches.dim == 2 * 96
-    for (a, mask), (b, same) in zip(fresh, held, strict=True):
-        assert a.shape[1:] == (192, 8, 8)  # 32 pixels in patches of 4
-        assert torch.allclose(a, b, atol=1e-5)
-        assert torch.equal(mask, same)
-    order = torch.cat([masks for _, masks in patches.shuffled(0)])
-    assert sorted(order.sum(dim=(1, 2)).tolist()) == sorted(images.masks.sum(dim=(1, 2)).tolist())
-
-
 # Bad input: one sentence, exit code 2
 
 
@@ -561,6 +554,22 @@ def test_weights_that_cannot_be_fetched_are_said_so_at_once(
     error = refusal(["knn", "tf_efficientnet_b8.ra_in1k", "--data", "synthetic:64"], capsys)
     assert "cannot be fetched" in error
     assert "--random-weights" in error
+
+
+@pytest.mark.parametrize("words", ["Server disconnected\nTry again", ""])
+def test_whatever_a_download_ends_with_is_a_sentence(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NetworkError(Exception):
+        """As those of httpx, of no narrower kind."""
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise NetworkError(words)
+
+    monkeypatch.setattr("adasim.eval.encoders._no_long_wait", nullcontext)
+    monkeypatch.setattr("timm.create_model", broken)
+    error = refusal(["knn", "resnet50", "--data", "synthetic:64"], capsys)
+    assert f"cannot be fetched ({words.partition(chr(10))[0] or 'NetworkError'})" in error
 
 
 def test_unreadable_images_are_named(

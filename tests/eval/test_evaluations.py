@@ -20,9 +20,11 @@ from adasim.data import ArrayImages, open_images, synthetic
 from adasim.errors import UserError
 from adasim.eval import protocols
 from adasim.eval.encoders import open_encoder
+from adasim.eval.evaluations.fewshot import Fewshot
 from adasim.eval.evaluations.linear import protocol_of
+from adasim.eval.evaluations.segmentation import _PUBLISHED, Segmentation
 from adasim.eval.extractor import Extractor
-from adasim.eval.features import extract
+from adasim.eval.features import FeatureCache, extract
 from adasim.eval.protocols.linear import LINEAR_PROTOCOLS, linear_probe
 from adasim.eval.splits import Split, match_classes, match_test_labels, open_all, open_split
 from adasim.registry import EVALUATIONS, METHODS, load_plugin
@@ -328,3 +330,32 @@ def test_a_missing_label_is_never_taken_for_the_last_class() -> None:
     split = Split("few", images, images, torch.arange(3), torch.arange(3))
     with pytest.raises(UserError, match="1 of the 3 test images of few have no label"):
         match_test_labels(split, labels, torch.tensor([0, 1]))
+
+
+def test_each_evaluation_looks_at_the_published_features_of_the_published_view(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, made = set(), FeatureCache.features
+
+    def noted(self: FeatureCache, *given: Any, kind: Any = "pooled", **rest: Any) -> Any:
+        transform = given[2]
+        asked.add((kind, transform.interpolation, transform.squash))
+        return made(self, *given, kind=kind, **rest)
+
+    monkeypatch.setattr(FeatureCache, "features", noted)
+    run = make_run(model="vit_mini", method="dino")
+    wanted: list[tuple[str, dict[str, Any], Any]] = [
+        ("knn", {}, ("pooled", "bicubic", False)),
+        ("linear", {"protocol": "dino", "epochs": 1}, ("linear-dino", "bicubic", False)),
+        ("linear", {"protocol": "simsiam", "epochs": 1}, ("pooled", "bilinear", False)),
+        ("fewshot", {"episodes": 2}, ("pooled", "bicubic", True)),
+    ]
+    for name, options, seen in wanted:
+        asked.clear()
+        adasim.evaluate(run, name, **options, save=False)
+        assert asked == {seen}, name
+
+
+def test_published_settings() -> None:
+    assert (tuple(_PUBLISHED), Segmentation.blocks) == ((60, 16, 0.1), 4)
+    assert (Fewshot.ways, Fewshot.shots, Fewshot.queries, Fewshot.episodes) == (5, 5, 15, 600)

@@ -21,9 +21,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
-from adasim.config import ModelConfig
-from adasim.data import ArrayImages, FolderImages, synthetic
+from adasim.config import ModelConfig, ViewsConfig
+from adasim.data import ArrayImages, BatchedViews, FolderImages, synthetic
 from adasim.errors import UserError
+from adasim.eval.augmented import augmented_batches
 from adasim.eval.features import FeatureCache, batches, default_folder, encode, extract
 from adasim.eval.online import online_knn
 from adasim.models import Backbone, build_backbone
@@ -465,3 +466,23 @@ def test_a_worker_leaves_signals_to_its_parent() -> None:
     images = Signalled("some", torch.zeros(6, 3, 8, 8, dtype=torch.uint8))
     found = list(batches(images, EvalTransform.of_size(8), batch_size=2, workers=1))
     assert [ids.tolist() for ids, _, _ in found] == [[0, 1], [2, 3], [4, 5]]
+
+
+class Pixels(nn.Module):
+    """An encoder whose feature is the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+def test_augmented_batches_are_crops_of_8_to_100_percent_and_flips_with_their_own_labels() -> None:
+    images, ids = synthetic(40, 16), torch.arange(40)
+    pixels = Backbone(Pixels(), {"dim": 768})
+    make = augmented_batches(pixels, images, ids, SMALL, kind="pooled", batch_size=16, seed=3)
+    plain = {"color": 0.0, "blur": 0.0, "solarize": 0.0, "mean": SMALL.mean, "std": SMALL.std}
+    views = BatchedViews(ViewsConfig(size=16, scale=(0.08, 1.0), interpolation="bilinear", **plain))  # type: ignore[arg-type]
+    for epoch in (0, 1):
+        made = list(make(epoch))
+        assert len(made) == 2
+        for features, labels in made:
+            assert torch.equal(features, views(images.images[labels], 1, 3, epoch, labels).flatten(1))

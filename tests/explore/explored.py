@@ -63,11 +63,11 @@ def make_folder(root: Path, per_class: int = 12) -> Path:
 def explored(folder: Path, *, labels: bool = True, inline_bytes: int = 25_000_000) -> Explored:
     """The folder above, and the page of it; neighbours from features that know the class, and a little more."""
     data = make_folder(folder / "data")
-    collection = open_collection(str(data), size=32)
+    collection = open_collection(str(data), size=32, say=print)
     if not labels:
         collection.labels, collection.classes = None, []
     generator = torch.Generator().manual_seed(0)
-    known = open_collection(str(data), size=32).labels
+    known = open_collection(str(data), size=32, say=print).labels
     assert known is not None
     features = torch.eye(4)[known].repeat(1, 2) + 0.4 * torch.randn(len(collection), 8, generator=generator)
     return Explored(data, *_explore(folder, collection, features, inline_bytes), features)

@@ -172,9 +172,79 @@ def test_a_group_of_duplicates_keeps_the_image_that_was_chosen(tab: Tab) -> None
     assert "keep" in tab.page.inner_text("article.current .tile >> nth=1")
     tab.press("2")
     assert {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")} == verdicts
+    tab.press("k", "ArrowRight", "m")  # the first one after all: the verdict follows
+    kept = group.members[0]
+    changed = {i: "keep" if i == kept else "reject" for i in group.members}
+    assert {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")} == changed
+    assert "the copies" in tab.page.inner_text("article.current button[aria-pressed=true]")
+    tab.press("u")
+    assert {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")} == verdicts
     tab.press("u")
     tab.press("u")
     assert tab.rows("verdicts.csv") == []
+    tab.press("k", "ArrowRight", "m", "Enter")  # without a verdict it is remembered, too
+    tab.page.wait_for_selector(".around")
+    tab.press("Backspace")
+    tab.page.wait_for_selector("article.current")
+    assert "keep" not in tab.page.inner_text("article.current .tile >> nth=0")
+    assert "keep" in tab.page.inner_text("article.current .tile >> nth=1")
+
+
+def test_a_verdict_in_one_list_neither_replaces_nor_answers_that_of_another(tab: Tab) -> None:
+    ids = {name: [int(row[0]) for row in table.rows] for name, table in tab.explored.found.tables.items()}
+    first, second = next(  # of one group; the first is lonely, too, the second surprising
+        (a, b)
+        for a, b, *_ in (group.members for group in tab.explored.found.findings.groups)
+        if a in ids["lonely"] and b in ids["surprising"]
+    )
+
+    def verdicts() -> dict[int, tuple[str, str]]:
+        return {int(row["id"]): (row["verdict"], row["view"]) for row in tab.rows("verdicts.csv")}
+
+    tab.open(f"#/lonely?only={first}")
+    tab.press("2")
+    tab.open(f"#/surprising?only={second}")
+    tab.press("3")
+    tab.open(f"#/duplicates?only={first}")
+    assert tab.page.inner_text("#progress").startswith("0 of")
+    assert "left out" in tab.page.inner_text(".tile >> nth=0")
+    assert "keep" in tab.page.inner_text(".tile >> nth=1")  # the first that is not left out
+    tab.press("1")  # keep all: they are no copies
+    assert tab.page.inner_text("#progress").startswith("1 of")
+    assert verdicts() == {first: ("reject", "lonely"), second: ("relabel", "surprising")}
+    tab.open(f"#/surprising?only={second}")
+    assert "Wrong label" in tab.page.inner_text("button[aria-pressed=true]")
+    tab.open(
+        f"#/neighbours?image={first}"
+    )  # a verdict on the image as a whole, which takes the lonely one back
+    tab.press("1")
+    assert verdicts()[first][0] == "keep"
+    tab.press("u")
+    assert verdicts()[first] == ("reject", "lonely")
+
+
+def test_two_tabs_of_one_page_keep_and_show_the_verdicts_of_both(tab: Tab) -> None:
+    image = int(tab.explored.found.tables["surprising"].rows[0][0])
+    tab.open("#/surprising")
+    other = Tab(tab.page.context.new_page(), tab.explored)
+    try:
+        other.open(f"#/neighbours?image={image}")
+        other.press("2")
+        tab.page.wait_for_selector("text=Left out in neighbours")
+        assert tab.page.inner_text("#progress").startswith("1 of")
+    finally:
+        other.page.close()
+    # A tab that has not been told yet loses nothing either; of what it writes itself, a page is not told.
+    write = """([before, after]) => {
+        const [key] = Object.keys(localStorage);
+        localStorage[key] = localStorage[key].replace(before, after);
+    }"""
+    tab.page.evaluate(write, ["reject", "unsure"])
+    tab.press("j", "1")
+    assert sorted(row["verdict"] for row in tab.rows("verdicts.csv")) == ["keep", "unsure"]
+    tab.page.evaluate(write, ["unsure", "relabel"])
+    tab.press("u")
+    assert [row["verdict"] for row in tab.rows("verdicts.csv")] == ["relabel"]
 
 
 def test_a_wrong_label_takes_the_suggestion(tab: Tab) -> None:
@@ -256,6 +326,19 @@ def test_a_cell_of_the_confusion_filters_and_the_search_finds(tab: Tab) -> None:
     assert (tab.explored.page.parent / str(link)).resolve().read_bytes()[:4] == b"\x89PNG"
 
 
+def test_also_in_leads_to_this_image_alone_and_the_filter_can_be_removed(tab: Tab) -> None:
+    rows = tab.explored.found.tables["wrong-labels"].rows
+    image = min(int(row[0]) for row in rows)  # a small number, which stands in many names
+    tab.open(f"#/neighbours?image={image}")
+    tab.page.get_by_role("link", name="Wrong labels").last.click()
+    assert tab.hash() == f"#/wrong-labels?only={image}"
+    assert tab.page.locator("article").get_attribute("aria-setsize") == "1"
+    assert f"image {image} ·" in tab.page.inner_text("article")
+    tab.page.click(".chip")
+    tab.page.wait_for_selector(f"article[aria-setsize='{len(rows)}']")
+    assert tab.hash() == "#/wrong-labels"
+
+
 @pytest.mark.parametrize(
     ("scheme", "width", "views"),
     [("light", 1280, VIEWS), ("dark", 390, ("overview", "neighbours?image=3", "wrong-labels"))],
@@ -329,6 +412,26 @@ def test_an_image_that_others_list_beyond_the_shown_ranks_is_not_called_lonely(
     assert f"{listed[image]} images" in other.page.inner_text(".details")
     assert f"{100 * own[image]:.0f}%" in other.page.inner_text(".details")
     assert "lonely" not in other.page.inner_text(".around > div >> nth=1")
+    other.page.close()
+
+
+def test_a_hundred_thousand_classes_and_cells_are_not_too_many(
+    browser: Any, tab: Tab, tmp_path: Path
+) -> None:
+    before, start, rest = tab.explored.page.read_text("utf-8").partition(
+        '<script type="application/json" id="data">'
+    )
+    found, end, after = rest.partition("</script>")
+    count = 130_000  # more than the arguments that a call may have
+    data = json.loads(found)
+    data["classes"] += [str(c) for c in range(count)]
+    data["confusion"] = [[c, c + 1, 0.5] for c in range(count)]
+    many = json.dumps(data).replace("<", "\\u003c")
+    (tmp_path / "page.html").write_text(before + start + many + end + after, "utf-8")
+    other = Tab(browser.new_page(), replace(tab.explored, page=tmp_path / "page.html"))
+    other.open()
+    assert other.page.locator(".panel .ranks a").count() == 48
+    assert other.complaints == []
     other.page.close()
 
 

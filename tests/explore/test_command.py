@@ -16,7 +16,13 @@ import torch
 from explore.explored import Explored, explored
 from helpers import fill, in_one_line, photos_of_patterns, refusal, small_disk
 
+import adasim
 from adasim.cli.main import main
+from adasim.data import ArrayImages
+from adasim.errors import UserError
+from adasim.eval.encoders import open_encoder
+from adasim.explore.collection import collect
+from adasim.explore.opening import Options, open_features
 from adasim.explore.writing import as_json, write_page
 from adasim.files import TEMPORARY
 from adasim.spreadsheet import original, read_csv, safe, to_csv
@@ -44,6 +50,16 @@ def payload(page: Path) -> dict[str, Any]:
     return json.loads(found[1])
 
 
+def test_test_images_that_cannot_be_opened_are_told(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    divided = photos / "divided"
+    shutil.copytree(photos / "photos", divided / "train")
+    (divided / "test").mkdir()
+    command = ["explore", "--features", str(photos / "mine.npz"), "--data", str(divided)]
+    main([*command, "--out", str(photos / "page.html")])
+    assert "Without the test images: No images" in in_one_line(capsys.readouterr().out)
+    assert payload(photos / "page.html")["splits"] == ["train"]
+
+
 def test_a_run_is_explored_with_its_own_memory_and_test_images(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,27 +82,50 @@ def test_a_run_is_explored_with_its_own_memory_and_test_images(
     check_replaceable(run)
 
 
-def test_any_encoder_explores_any_images(photos: Path) -> None:
-    """Here an untrained one, which needs no network."""
-    page = photos / "page.html"
-    arguments = ["--backbone", "vit_mini", "--random-weights", "--size", "16", "--no-cache", "--workers", "0"]
-    main(
+def test_a_row_of_wrong_labels_tells_its_own_numbers(small: Explored) -> None:
+    found, table = small.found, small.found.tables["wrong-labels"]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    mass = found.findings.mass
+    assert mass is not None
+    assert rows
+    assert [int(row["id"]) for row in rows] == found.findings.suspects.tolist()
+    for row in rows:
+        i = int(row["id"])
+        assert row["suggested"] == found.collection.classes[int(mass.suggested[i])] != row["label"]
+        told = [float(row[name]) for name in ("own_mass", "suggested_mass", "foreign_mass")]
+        assert told == pytest.approx(
+            [float(mass.own[i]), float(mass.other[i]), 1 - float(mass.own[i])], abs=1e-4
+        )
+
+
+def test_classes_of_two_splits_are_matched_by_name() -> None:
+    pixels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    found = collect(
         [
-            "explore",
-            *arguments,
-            "--data",
-            str(photos / "photos"),
-            "--passes",
-            "2",
-            "--k",
-            "3",
-            "--out",
-            str(page),
+            ArrayImages("a", pixels, torch.tensor([0, 1]), ["cat", "dog"]),
+            ArrayImages("b", pixels, torch.tensor([0, 1]), ["dog", "emu"]),
         ]
     )
+    assert found.classes == ["cat", "dog", "emu"]
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 1, 1, 2]
+
+
+def test_any_encoder_explores_any_images_but_those_that_cannot_be_read(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here an untrained one, which needs no network."""
+    page, files = photos / "page.html", sorted((photos / "photos").rglob("*.png"))
+    arguments = ["--backbone", "vit_mini", "--random-weights", "--size", "16", "--no-cache", "--workers", "0"]
+    asked = ["explore", *arguments, "--data", str(photos / "photos"), "--passes", "2", "--k", "3"]
+    files[7].write_bytes(b"torn")
+    main([*asked, "--out", str(page)])
     data = payload(page)
-    assert data["count"] == 48
+    assert (data["count"], data["unreadable"]) == (48, 1)
     assert "2 augmented passes" in data["origin"]
+    for file in files:
+        file.write_bytes(b"torn")
+    assert "Not one of the 48 images of photos can be read" in refusal(asked, capsys)
 
 
 def test_features_of_somebody_else_and_neighbours_for_embedding_atlas(photos: Path) -> None:
@@ -120,8 +159,54 @@ def test_features_that_name_their_images_are_refused_for_others(
     main(asked)
     (data / "class0" / "02.png").rename(data / "class1" / "zz.png")  # as many images, and all rows shifted
     message = refusal([*asked, "--overwrite"], capsys)
-    assert "is of class0/" in message
+    assert "is of class0/02.png" in message
     assert "these are features of other images" in message
+
+
+def test_what_embed_writes_of_one_split_is_placed_by_name(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    divided, file = photos / "divided", photos / "embedded.npz"
+    for split in ("train", "test"):
+        shutil.copytree(photos / "photos", divided / split)  # the same names in both
+    (divided / "test" / "class0" / "04.png").write_bytes(b"torn")
+    encoder = open_encoder("vit_mini", random_weights=True, size=16).backbone
+    adasim.embed(encoder, divided, file, split="test", size=16, workers=0, cache=False)
+    opened = open_features(file, str(divided), Options(), print)
+    assert "no features of 49 images" in in_one_line(capsys.readouterr().out)
+    names, known = opened.collection.names, torch.isfinite(opened.features).all(1)
+    assert {name for name, has in zip(names, known, strict=True) if has} == {
+        name for name in names if name.startswith("test/") and name != "test/class0/04.png"
+    }
+    written = np.load(file)
+    last = names.index(f"test/{written['files'][-1]}")
+    assert torch.equal(opened.features[last], torch.from_numpy(written["features"][-1]))
+    assert len(open_features(file, str(divided / "test"), Options(), print).features) == 48
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            ["class0/00.png", "class0/02.png"],
+            "2 images of divided fit, such as train/class0/00.png and test/class0",
+        ),
+        (
+            ["train/class0/00.png", "/at/home/train/class0/00.png"],
+            "Rows 0 and 1 of named.npz are both of train/",
+        ),
+        (None, "For training images alone: --data divided/train"),
+    ],
+)
+def test_features_of_which_it_is_not_clear_whose_they_are_are_refused(
+    files: list[str] | None, words: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos)
+    for split in ("train", "test"):
+        shutil.copytree("photos", f"divided/{split}")
+    np.savez("named.npz", features=np.eye(2, dtype=np.float32), files=np.array(files or []))
+    with pytest.raises(UserError, match=re.escape(words)):
+        open_features(Path("named.npz"), "divided", Options(), print)
 
 
 def test_the_page_counts_supports_and_knows_self_matches_beyond_the_neighbours_that_it_shows(
@@ -172,7 +257,6 @@ def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
         (["--backbone", "resnet18"], "--backbone needs --data"),
         (["nowhere"], "nowhere"),
         (["photos"], "photos is not"),
-        (["RUN", "--data", "photos"], "--backbone RUN --data photos"),
         (["--features", "mine.npz", "--data", "photos", "--out", "page.pdf"], ".html"),
         (["--features", "mine.npz", "--data", "photos", "--out", "nowhere/page.html"], "nowhere"),
         (["--features", "short.npz", "--data", "photos"], "40 features and photos 48 images"),
@@ -206,6 +290,14 @@ def test_a_run_whose_images_changed_is_not_explored_with_the_wrong_neighbours(
     facts["fingerprint"] = "0" * 64
     (run / "data.json").write_text(json.dumps(facts))
     assert "not those that" in refusal(["explore", str(run)], capsys)
+
+
+@pytest.mark.parametrize("option", ["--passes", "--k"])
+def test_what_a_run_with_neighbours_has_no_use_for_is_refused(
+    finished: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refusal(["explore", str(finished), "--overwrite", option, "3"], capsys)
+    assert f"{option} is for --backbone and --features" in message
 
 
 def test_the_page_is_the_same_from_the_same_images_and_holds_no_markup_of_theirs(small: Explored) -> None:

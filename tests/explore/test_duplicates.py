@@ -1,12 +1,16 @@
 """Duplicates: mutual neighbours against brute force, and planted copies that must be found."""
 
 import math
+from typing import Any
 
+import pytest
 import torch
 from explore.test_support import features
 from torch import Tensor
 
+from adasim.data.images import ArrayImages
 from adasim.data.synthetic.dataset import synthetic
+from adasim.explore import looks as looking
 from adasim.explore.duplicates import (
     CANDIDATE,
     DIFFERENCE,
@@ -17,7 +21,7 @@ from adasim.explore.duplicates import (
     near_and_scenes,
     thumbnail_difference,
 )
-from adasim.explore.looks import look
+from adasim.explore.looks import TILE, look
 from adasim.explore.support import nearest_others
 
 NONE = Mutual(torch.empty(0, 2, dtype=torch.int64), torch.empty(0), torch.empty(0))
@@ -61,6 +65,31 @@ def test_the_threshold_scales_with_the_features() -> None:
         assert found.pairs[found.closeness.argmin()].tolist() == [0, 1]
         assert [0, 1] in found.close(4.0).tolist()
         assert len(found.close(4.0)) < 0.1 * len(found.pairs)
+
+
+def test_the_same_detail_on_another_picture_is_no_near_copy() -> None:
+    """Two brick walls: the encoder names the pair and the detail agrees, the blurred thumbnails do not."""
+    small = pictures(201)
+    grain = torch.randint(-40, 41, (3, 32, 32), generator=torch.Generator().manual_seed(1))
+    slope = torch.linspace(60, 190, 32)[:, None].expand(3, 32, 32)
+    small[0], small[200] = (slope + grain).byte(), (slope.flip(1) + grain).byte()
+    encoded = features(201, dim=16)
+    encoded[200] = encoded[0] + 0.01
+    pairs, differences, near = near_and_scenes(
+        mutual_neighbours(*nearest_others(encoded, 10)),
+        mutual_neighbours(*nearest_others(looks_as_features(small), 10)),
+        small,
+    )
+    place = pairs.tolist().index([0, 200])
+    assert differences[place] < DIFFERENCE
+    assert not near[place]
+
+
+def test_four_copies_are_all_each_others_neighbours() -> None:
+    x = features(200, dim=8)
+    x[1:4] = x[0] + 0.02 * features(3, dim=8, seed=9)
+    found = mutual_neighbours(*nearest_others(x, 10)).pairs.tolist()
+    assert all([i, j] in found for i in range(4) for j in range(i + 1, 4))
 
 
 def test_too_few_images_have_no_duplicates() -> None:
@@ -150,3 +179,32 @@ def test_a_mirrored_copy_is_near_if_the_encoder_takes_it_for_the_same() -> None:
     small[200] = pictures(1, seed=5)[0]
     pairs, _, near = near_and_scenes(by_features, by_looks, small)
     assert [0, 200] in pairs[~near].tolist()
+
+
+@pytest.mark.parametrize("size", [TILE + 8, 40])
+def test_thumbnails_become_sheets_as_soon_as_their_size_is_known(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = torch.randint(0, 256, (70, 3, size, size), generator=torch.Generator().manual_seed(0))
+    images = [ArrayImages("some", pixels.to(torch.uint8))]
+    at_once = look(images)
+    done: list[str] = []
+    make = looking._sheet
+
+    def noted(*about: Any) -> bytes:
+        done.append("sheet")
+        return make(*about)
+
+    monkeypatch.setattr(looking, "_CHUNK", 40)
+    monkeypatch.setattr(looking, "_sheet", noted)
+    found = look(images, lambda count: done.append("read"))
+    assert found.sheets == at_once.sheets
+    early = ["sheet", "sheet", "read", "sheet", "sheet", "read", "sheet"]
+    assert done == (early if size > TILE else ["read", "read", *["sheet"] * 5])
+
+
+def test_thumbnails_are_compared_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = torch.randint(0, 256, (7, 3, 32, 32), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    whole = looks_as_features(small)
+    monkeypatch.setattr("adasim.explore.duplicates._AT_ONCE", 3)
+    assert torch.equal(looks_as_features(small), whole)

@@ -17,6 +17,7 @@ from adasim.cli.main import main
 from adasim.config import Config
 from adasim.data import describe, leave_out, open_images
 from adasim.data.sources.excluded import file_key
+from adasim.explore.opening import Options, open_run
 from adasim.run import load_run
 from adasim.spreadsheet import to_csv
 
@@ -109,6 +110,24 @@ def test_a_run_never_sees_a_rejected_image_and_resumes_with_the_same_ones(
     assert memory.num_images == 46
     verdicts(given, {"class0/02.png": "reject"})
     assert "other data" in refusal(["pretrain", "--resume", str(run), "--epochs", "4"], capsys)
+
+
+def test_the_page_of_a_run_leaves_out_the_test_images_that_it_excludes(
+    finished: Path, photos: Path, tmp_path: Path
+) -> None:
+    data, run = tmp_path / "divided", tmp_path / "run"
+    for split in ("train", "test"):
+        shutil.copytree(photos, data / split)
+    shutil.copytree(finished, run)
+    given = verdicts(tmp_path / "v.csv", {"train/class0/02.png": "reject", "test/class1/03.png": "reject"})
+    config = json.loads((run / "config.json").read_text())
+    config["data"] |= {"source": str(data), "exclude": str(given)}
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "data.json").write_text("{}")  # it has the fingerprint of other images
+    shutil.rmtree(run / "checkpoints")  # and their neighbours
+    names = open_run(run, Options(workers=0, passes=1), print).collection.names
+    assert len(names) == 47 + 47
+    assert not {"train/class0/02.png", "test/class1/03.png"} & set(names)
 
 
 def test_an_evaluation_leaves_them_out_too(

@@ -44,6 +44,17 @@ def test_without_a_queue_the_other_view_is_the_positive():
     assert method.queue.shape == (0, 2)
 
 
+def test_all_micro_batches_of_a_step_enter_the_queue():
+    method = nnclr()
+    last = method.queue[2].tolist()
+    method.loss([view([[3.0, 0.0]], [[1.0, 0.0]])] * 2, 0)
+    method.continues_step = True
+    method.loss([view([[0.0, 2.0]], [[0.0, 1.0]])] * 2, 0)
+    method.continues_step = False
+    method.after_step(0, 10)
+    assert method.queue.tolist() == [[1.0, 0.0], [0.0, 1.0], last]
+
+
 def test_the_oldest_embeddings_leave_the_queue_first_and_only_after_a_sound_step():
     method = nnclr()
     before = method.queue.clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import argparse
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +58,7 @@ def as_published_checkpoint(weights: dict[str, Tensor], folder: Path) -> Path:
         | {"module.head.mlp.0.bias": torch.ones(2)},
         "teacher": {f"backbone.{n}": t for n, t in weights.items()} | {"head.mlp.0.bias": torch.ones(2)},
         "epoch": 800,
+        "args": argparse.Namespace(arch="vit_small", lr=0.0005),
         "optimizer": {"state": {}},
     }
     torch.save(content, folder / "full.pth")
@@ -126,14 +127,14 @@ def test_wrong_weights_are_one_sentence(tmp_path: Path) -> None:
     torch.save({n: t for n, t in other.net.state_dict().items() if n != "pos_embed"}, tmp_path / "short.pth")
     torch.save(fresh(model=ModelConfig(name="resnet_tiny")).net.state_dict(), tmp_path / "resnet.pth")
     (tmp_path / "text.pth").write_text("hello")
-    (tmp_path / "evil.pth").write_bytes(pickle.dumps(pytest.raises))
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "evil.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     (tmp_path / "cut.safetensors").write_bytes(b"\x00" * 4)
     for name, words in {
         "short.pth": "does not fit vit_mini: pos_embed is absent there",
         "resnet.pth": "does not fit vit_mini: cls_token is absent there and (1, 1, 96) here",
-        "text.pth": "cannot be read as a file of weights",
-        "evil.pth": "cannot be read as a file of weights",
+        "text.pth": "cannot be read as a file of weights (it is damaged, or not made by torch.save).",
+        "evil.pth": "it holds torch.nn.modules.linear.Linear, which is not safe to load: save the model's state_dict",
         "list.pth": "does not hold a model's weights",
         "cut.safetensors": "not a whole safetensors file",
         "nothing_here": "neither a file, a run folder nor a timm model",

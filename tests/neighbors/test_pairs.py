@@ -19,6 +19,16 @@ def test_nearest_takes_the_best_other_image_of_the_last_epoch() -> None:
     assert policy.partners(1).tolist() == [2, 3, 2, 3]
 
 
+def test_nearest_reads_the_newest_list_of_a_window_and_of_the_epoch_in_progress() -> None:
+    memory = NeighborMemory(3, 2, window=2, k=2, timing="current")
+    memory.history_ids[:] = torch.tensor([[[0, 1], [0, 2]], [[1, 0], [1, 2]], [[2, 0], [2, 1]]])
+    for epochs, newest in ((3, [1, 0, 0]), (2, [2, 2, 1])):
+        memory.epochs = epochs
+        assert memory.nearest_other().tolist() == newest
+    memory.observe([0], torch.ones(1, 2))  # an empty cache ties: the list is 0, 1
+    assert memory.nearest_other([0]).tolist() == [1]
+
+
 def test_adasim_draws_from_the_memory() -> None:
     torch.manual_seed(0)
     memory = NeighborMemory(50, 4, window=1, k=3)

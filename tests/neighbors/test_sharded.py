@@ -17,6 +17,7 @@ from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.neighbors import memory as memory_module
 from adasim.neighbors import quantized as quantized_module
 from adasim.neighbors.sharded import shard
+from adasim.ranks.exchange import Exchange
 
 WORLDS = (1, 2, 4, 1)  # a run that is stopped three times, each time resumed by another number of processes
 
@@ -237,3 +238,12 @@ def test_epoch_lists_are_put_together_from_any_shards() -> None:
             part.load_epoch_lists(epoch, {name: x[rows] for name, x in lists.items()}, first=rows.start)
     assert torch.equal(part.history_ids, whole.history_ids[3:8])
     assert torch.equal(part.history_similarities, whole.history_similarities[3:8])
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the group is then the accelerator's")
+def test_a_group_that_was_made_without_a_backend_will_do() -> None:
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert Exchange().gather(torch.arange(3)).tolist() == [0, 1, 2]
+    finally:
+        dist.destroy_process_group()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,8 +26,10 @@ from adasim.ranks.devices import (
     autocast,
     claim_device,
     deterministic,
+    image_layout,
     pick_device,
     tf32_products,
+    to_device,
     working_precision,
 )
 from adasim.ranks.processes import Distributed
@@ -72,17 +75,53 @@ def test_a_process_that_is_shown_one_device_takes_it_whatever_its_number(name: s
         assert pick_device(name, 3) == CUDA
 
 
+def test_on_a_mac_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    assert pick_device("auto") == torch.device("cpu")
+    assert pick_device("auto", 1) == torch.device("cpu")
+
+
+def test_what_mps_gets_wrong_is_not_asked_of_it() -> None:
+    for name, waits, layout in (
+        ("mps", True, torch.contiguous_format),
+        ("cuda", False, torch.channels_last),
+        ("cpu", True, torch.channels_last),
+    ):
+        device, x = torch.device(name), Mock()
+        to_device(x, device)
+        x.to.assert_called_once_with(device, None, non_blocking=not waits)
+        assert image_layout(device) == layout
+    package = Path(adasim.__file__).parent
+    texts = {str(path.relative_to(package)): path.read_text() for path in package.rglob("*.py")}
+    assert {name for name, text in texts.items() if "torch.channels_last" in text} == {"ranks/devices.py"}
+    on_cuda_alone = {"ranks/exchange.py", "data/loading/crops.py"}
+    assert {name for name, text in texts.items() if "non_blocking=" in text} == {
+        "ranks/devices.py",
+        *on_cuda_alone,
+    }
+
+
 def test_a_device_that_two_processes_have_is_refused() -> None:
     store = dist.HashStore()
     with Accelerator(devices=2):
         claim_device(store, torch.device("cuda", 0))
         claim_device(store, torch.device("cuda", 1))
         with pytest.raises(
-            UserError, match=r"same device, GPU-1: this process sees 2.*one process per device"
+            UserError, match=r"same device, 6f1d3b52-.*2: this process sees 2.*one process per device"
         ):
             claim_device(store, torch.device("cuda", 1))
     claim_device(store, torch.device("cpu"))
     claim_device(store, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("serial", ["58580000-0000-0000-0000-000000000000", "0" * 32, "GPU-XX", "N/A"])
+def test_gpus_without_a_serial_number_are_not_taken_for_one(serial: str) -> None:
+    store = dist.HashStore()
+    with Accelerator(devices=2) as node:
+        node.serial = serial
+        claim_device(store, torch.device("cuda", 0))
+        claim_device(store, torch.device("cuda", 1))
 
 
 def start_with_one_device_each(folder: Path, stage: int) -> str:
@@ -92,7 +131,7 @@ def start_with_one_device_each(folder: Path, stage: int) -> str:
     dist.get_default_backend_for_device = lambda device: "gloo"  # NCCL asks for a driver
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     with Accelerator() as one:
-        one.serial = f"GPU-of-rank-{rank}"
+        one.serial = f"6f1d3b52-8a47-4c1e-9f05-7ab34c0e000{rank + 1}"
         with Distributed.start("cuda") as ranks:
             return f"{ranks.device} {ranks.gather(rank)}"
 

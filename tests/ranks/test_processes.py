@@ -21,7 +21,7 @@ from torch.nn.functional import relu
 
 from adasim.config import Config, ModelConfig
 from adasim.errors import UserError
-from adasim.methods import DinoSettings, Method, SimSiamSettings, build_method
+from adasim.methods import DinoSettings, Method, NnclrSettings, SimSiamSettings, build_method
 from adasim.ranks import processes
 from adasim.ranks.processes import ALONE, Distributed, Place, Runner, first_host
 from adasim.ranks.sync_layers import SyncedBatchNorm
@@ -45,13 +45,20 @@ class Normed(nn.Module):
         return self.out(self.line(relu(self.plane(self.stem(x))).mean((2, 3))))
 
 
+SETTINGS = {
+    "dino": DinoSettings(out_dim=24, hidden_dim=32, bottleneck_dim=16),
+    "simsiam": SimSiamSettings(proj_dim=32, pred_dim=16),
+    "nnclr": NnclrSettings(proj_dim=32, pred_dim=16, queue_size=40),
+    "nnclr without a queue": NnclrSettings(proj_dim=32, pred_dim=16, queue_size=0),
+}
+
+
 def small_method(name: str) -> Method:
+    model = "vit_mini" if name == "dino" else "resnet_tiny"
     config = Config(
-        method="dino" if name == "dino" else "simsiam",
-        model=ModelConfig(name="vit_mini" if name == "dino" else "resnet_tiny", patch_size=8, drop_path=0.4),
-        settings=DinoSettings(out_dim=24, hidden_dim=32, bottleneck_dim=16)
-        if name == "dino"
-        else SimSiamSettings(proj_dim=32, pred_dim=16),
+        method=name.split()[0],
+        model=ModelConfig(name=model, patch_size=8, drop_path=0.4),
+        settings=SETTINGS[name],
     )
     return build_method(config, 16).train()
 
@@ -105,6 +112,8 @@ PASSES: dict[str, Callable[[Distributed], dict[str, Tensor]]] = {
     "dino": lambda ranks: method_pass(ranks, "dino", halves=False),
     "dino in halves": lambda ranks: method_pass(ranks, "dino", halves=True),
     "simsiam": lambda ranks: method_pass(ranks, "simsiam", halves=False),
+    "nnclr": lambda ranks: method_pass(ranks, "nnclr", halves=False),
+    "nnclr without a queue": lambda ranks: method_pass(ranks, "nnclr without a queue", halves=False),
 }
 
 
@@ -185,7 +194,8 @@ def test_a_batch_split_over_ranks_meets_the_network_of_one_process(
         for key, expected in alone.items():
             parts = [found[name][key] for found in ranks]
             joined = key in ("output", "input gradient", "feature")
-            rounding = {"batch norm": 1e-12, "simsiam": 1e-4}.get(name, 1e-5)  # fp64, a stack of norms, fp32
+            # fp64, fp32, and a stack of norms
+            rounding = {"batch norm": 1e-12, "dino": 1e-5, "dino in halves": 1e-5}.get(name, 1e-4)
             for value in [torch.cat(parts)] if joined else parts:
                 assert value.shape == expected.shape
                 worst = (value - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
@@ -255,6 +265,7 @@ def test_places_by_torchrun_and_slurm() -> None:
     assert Place.find(step | torchrun) == Place(5, 8, 1, None)  # torchrun inside a step
     assert Place.find(slurm) == Place()  # a batch script is one process, whatever it may start
     assert Place.find(step) == Place(3, 4, 1, "tcp://gpu004:34567")
+    assert Place.find(step | {"SLURM_STEP_ID": "1"}).address == "tcp://gpu004:22486"  # beside the other
     assert Place.find(step | {"MASTER_ADDR": "here", "MASTER_PORT": "9"}).address == "tcp://here:9"
     assert Place.find(step | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Place(0, 1, 1, None)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from adasim.errors import UserError
 from adasim.files import TEMPORARY, remove_leftovers, sha256_file
+from adasim.ranks.processes import Distributed
 from adasim.runs import checkpoint as module
 from adasim.runs import verify
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
@@ -55,6 +56,24 @@ def assert_is(store: CheckpointStore, step: int) -> None:
 def test_an_empty_run_has_no_checkpoint(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path, 2).load_latest() is None
     assert names(tmp_path) == []
+
+
+def test_the_others_wait_patiently_while_the_first_rank_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large checkpoint takes longer to read than any collective waits."""
+    waited_for: list[Any] = []
+    patiently = Distributed.patiently
+
+    def noted(ranks: Distributed, work: Any) -> Any:
+        waited_for.append(work)
+        return patiently(ranks, work)
+
+    monkeypatch.setattr(Distributed, "patiently", noted)
+    store = CheckpointStore(tmp_path, 1)
+    save(store, 3)
+    assert_is(store, 3)
+    assert waited_for == [store._newest_valid]
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,17 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> 
         os.close(hear)
 
 
+def test_who_holds_a_run_is_written_through_to_a_network_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file stays open, and only what is synced or closed reaches other machines."""
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: written.append(os.pread(handle, 1000, 0)))
+    lock = FolderLock.take(tmp_path)
+    assert written == [lock.mark.encode()]
+    lock.release()
+
+
 def test_one_process_cannot_open_a_run_twice(tmp_path: Path) -> None:
     run = create(tmp_path)
     with pytest.raises(UserError, match="is in use by process"):

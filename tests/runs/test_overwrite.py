@@ -13,6 +13,7 @@ from adasim.errors import UserError
 from adasim.files import TEMPORARY, remove
 from adasim.runs import overwrite as module
 from adasim.runs.folder import RunFolder
+from adasim.runs.launch import began_here
 
 
 @pytest.fixture
@@ -146,14 +147,68 @@ def test_a_restarted_process_goes_on_instead_of_overwriting_its_own_run(
     }
 
 
+@pytest.fixture
+def requeued(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be job 5 of Slurm, started for the second time, which did not begin the old run."""
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+
+
+@pytest.mark.usefixtures("requeued")
+def test_a_restart_from_before_its_run_was_made_does_not_go_on_with_an_older_one(
+    old: Path, small: Small
+) -> None:
+    with pytest.raises(UserError, match="already holds another run"):
+        pretrain(small(epochs=2), old)
+    pretrain(small(epochs=2), old, overwrite=True)
+    assert RunFolder.open(old, lock=False).config.epochs == 2
+    assert began_here(old, {"SLURM_JOB_ID"})
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"])
+def test_only_the_launch_that_began_a_run_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "5")
+    RunFolder.create(tmp_path / "run", Config(), {}).close()
+    assert began_here(tmp_path / "run", {name})
+    assert not began_here(tmp_path / "run", set())
+    assert not began_here(tmp_path / "absent", {name})
+    monkeypatch.setenv(name, "6")
+    assert not began_here(tmp_path / "run", {name})
+    for content in (
+        "",
+        "[]",
+        '{"id": "made by an earlier version"}',
+    ):  # nobody can say: nothing is overwritten
+        (tmp_path / "run" / "run.json").write_text(content)
+        assert began_here(tmp_path / "run", {name})
+
+
+@pytest.mark.usefixtures("requeued")
+@pytest.mark.parametrize("before_the_end", range(len(module._DESCRIPTION)))
+def test_an_overwriting_cut_short_is_not_taken_for_ones_own_run(
+    old: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: int
+) -> None:
+    cut_short(old, monkeypatch, before_the_end)
+    assert not began_here(old, {"SLURM_JOB_ID"})
+
+
 @pytest.mark.parametrize("before_the_end", [11, 4, 2, 1, 0])
 def test_an_overwriting_cut_short_can_be_repeated(
     old: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: int
 ) -> None:
+    cut_short(old, monkeypatch, before_the_end)
+    overwrite(old).close()
+    assert RunFolder.open(old, lock=False).config.epochs == 8
+
+
+def cut_short(old: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: int) -> None:
+    """Begin to overwrite a run, and be interrupted so many deletions before the end."""
     calls = 0
     total = len((*module._FOLDERS, *module._PRODUCTS, *module._DESCRIPTION))
 
-    def cut_short(path: Path) -> None:
+    def interrupted(path: Path) -> None:
         nonlocal calls
         calls += 1
         if calls == total - before_the_end:
@@ -161,8 +216,6 @@ def test_an_overwriting_cut_short_can_be_repeated(
         remove(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "remove", cut_short)
+        patch.setattr(module, "remove", interrupted)
         with pytest.raises(KeyboardInterrupt):
             overwrite(old)
-    overwrite(old).close()
-    assert RunFolder.open(old, lock=False).config.epochs == 8

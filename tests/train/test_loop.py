@@ -20,13 +20,13 @@ from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import Batch, BatchedViews, PairLoader, open_images
 from adasim.methods import Dino, Step, build_method
-from adasim.neighbors import NeighborMemory, Oracle
+from adasim.neighbors import ConfidentSettings, NeighborMemory, Oracle
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.seeding import key, permutation, uniform
 from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.signals import StopRequests
-from adasim.train.state import TrainState, build_state
+from adasim.train.state import TrainState, build_policy, build_state
 
 pytestmark = pytest.mark.slow
 
@@ -293,16 +293,57 @@ def test_view_1_shows_the_query_and_view_2_its_partner(
     assert any(not torch.equal(step.ids, step.partners) for step in pairs)
 
 
-@pytest.mark.parametrize("timing", ["previous", "current"])
-def test_multi_crop_trains_with_either_timing(
-    tmp_path: Path, small: Small, metrics: Metrics, timing: str
+def test_both_timings_learn_the_same_from_crops_of_standard_pairs(
+    tmp_path: Path, small: Small, metrics: Metrics
 ) -> None:
-    config = small(epochs=2, views__local_crops=2, neighbors__timing=timing)
-    pretrain(config, tmp_path / "run")
-    assert all(math.isfinite(line["loss"]) for line in metrics(tmp_path / "run") if "loss" in line)
+    losses = []
+    for timing in ("previous", "current"):
+        config = small(epochs=2, views__local_crops=2, neighbors__tau=0.0, neighbors__timing=timing)
+        config.model.drop_path = 0.0
+        pretrain(config, tmp_path / timing)
+        losses.append([line["loss"] for line in metrics(tmp_path / timing) if "loss" in line])
+    assert losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", None), ("tf32", None)],
+)
+def test_the_forward_pass_has_the_precision_of_the_state(
+    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch, pieces: int, precision: str, dtype: Any
+) -> None:
+    training = start(small(epochs=2), tmp_path / "run")
+    training.state.precision = precision
+    training.state.part.cut(pieces)
+    seen, forward = set(), Dino.forward
+
+    def recorded(self: Dino, views: list[Tensor], epoch: int) -> Step:
+        seen.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        with torch.autocast("cpu", enabled=False):
+            return forward(self, views, epoch)
+
+    monkeypatch.setattr(Dino, "forward", recorded)
+    training.run()
+    assert seen == {dtype}
 
 
 # Memory
+
+
+def test_a_runs_memory_and_policy_have_the_runs_settings(small: Small) -> None:
+    memory = build_state(small(neighbors__support="union", neighbors__cache="float16"), 48).memory
+    assert memory is not None
+    assert (memory.support, memory.cache.dtype) == ("union", torch.float16)
+    config = small(pairs="confident", seed=9, epochs=7)
+    config.pair_settings = ConfidentSettings(start=2, share_end=0.5, decay=0.6)
+    memory = build_state(config, 48).memory
+    policy: Any = build_policy(config, 48, memory, None)
+    assert (policy.settings, policy.epochs, policy.seed) == (config.pair_settings, 7, 9)
+    assert memory is not None
+    assert memory.means is not None
+    assert (memory.means.decay, memory.window, memory.lists) == (0.6, 1, False)
 
 
 @pytest.mark.parametrize("timing", ["previous", "current"])

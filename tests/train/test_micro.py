@@ -18,8 +18,9 @@ from adasim.errors import UserError
 from adasim.ranks.processes import ALONE, Distributed
 from adasim.recipes import get_recipe
 from adasim.run import load_run
+from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.footprint import Footprint
-from adasim.train.micro import accumulate, choose_micro_batches, out_of_memory_in_words
+from adasim.train.micro import accumulate, choose_micro_batches, free_bytes, out_of_memory_in_words
 from adasim.train.state import build_state
 
 
@@ -161,6 +162,33 @@ def stop_after_one_epoch(config: Config, out: Path, monkeypatch: pytest.MonkeyPa
             pretrain(config, out)
 
 
+class FirstOfTwo(Distributed):
+    """The first of two processes; it hears nothing of the other."""
+
+    def gather(self, thing: Any) -> list[Any]:
+        return [thing]
+
+
+@pytest.mark.parametrize("as_earlier_versions_saved", [False, True])
+@pytest.mark.parametrize(("micro_batches", "expected"), [(1, (1, 16)), (2, (4, 4))])
+def test_only_what_was_split_is_split_by_a_resume_with_fewer_ranks(
+    tmp_path: Path, micro_batches: int, expected: tuple[int, int], as_earlier_versions_saved: bool
+) -> None:
+    """Else batch norm would see half of its images, and no one be told."""
+    config = _config(method="simsiam", model__name="resnet_tiny", model__drop_path=0.0, pairs="standard")
+    ranks = FirstOfTwo(0, 2, torch.device("cpu"))
+    saved = build_state(config, 48, ranks, micro_batches)
+    saved.recent.append(torch.zeros(8, saved.method.feature_dim))  # of a step
+    saved.save(CheckpointStore(tmp_path, keep=1, ranks=ranks))
+    checkpoint = CheckpointStore(tmp_path, keep=1).load_latest()
+    assert checkpoint is not None
+    if as_earlier_versions_saved:
+        checkpoint.info["micro_batch"] = saved.part.images
+    resumed = build_state(config, 48)
+    resumed.load(checkpoint)
+    assert (resumed.part.count, resumed.part.images) == expected
+
+
 def test_auto_takes_the_largest_part_that_fits() -> None:
     config = get_recipe("desk-vit")
     footprint = Footprint.count(config)
@@ -181,6 +209,31 @@ def test_auto_does_not_split_what_has_batch_norm() -> None:
     ):
         choose_micro_batches(config, ALONE, free)
     assert choose_micro_batches(replace(config, micro_batch=32), ALONE, free) == (4, None)
+
+
+def test_what_torch_keeps_of_a_gpu_for_this_process_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, found in (("mem_get_info", (100, 1000)), ("memory_reserved", 700), ("memory_allocated", 50)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
+    assert free_bytes(torch.device("cuda", 0)) == 100 + 700 - 50
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux tells what is free")
+@pytest.mark.parametrize(
+    ("folder", "limit", "used", "kind"),
+    [(".", "max", "current", ""), ("memory", "limit_in_bytes", "usage_in_bytes", "total_")],
+)
+def test_files_that_a_container_keeps_in_memory_count_as_free(
+    folder: str, limit: str, used: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run that has read a large data set would seem to have no memory left."""
+    monkeypatch.setattr("adasim.train.micro._CGROUP", tmp_path)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for name, text in ((limit, "1000\n"), (used, "990\n")):
+        (tmp_path / folder / f"memory.{name}").write_text(text)
+    assert free_bytes(torch.device("cpu")) == 10  # nothing is known of files
+    (tmp_path / folder / "memory.stat").write_text(f"{kind}active_file 500\n{kind}inactive_file 300\n")
+    assert free_bytes(torch.device("cpu")) == 10 + 500 + 300
 
 
 def test_impossible_sizes_are_refused(small: Small) -> None:
@@ -205,3 +258,15 @@ def test_out_of_memory_is_a_sentence_with_a_size(small: Small) -> None:
         torch.empty(1 << 50)
     with pytest.raises(RuntimeError, match="shape"), out_of_memory_in_words(config, build_state(config, 48)):
         torch.empty(4).view(3)
+
+
+def test_a_run_that_ran_out_of_memory_goes_on_with_smaller_micro_batches(
+    small: Small, tmp_path: Path
+) -> None:
+    from adasim.train.pretrain import check_micro_batch
+
+    pretrain(small(epochs=2), tmp_path / "run")
+    pretrain(small(epochs=3, micro_batch=4), tmp_path / "run", resume=True)
+    assert load_run(tmp_path / "run").metrics[-1]["epoch"] == 2
+    with pytest.raises(UserError, match=r"micro_batch was auto and is now 4, .* batch norms"):
+        check_micro_batch("auto", replace(_of_method("dino"), micro_batch=4))

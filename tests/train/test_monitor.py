@@ -66,7 +66,8 @@ def alike(share: float, dim: int = 32) -> Tensor:
 
 
 def test_a_healthy_run_hears_nothing() -> None:
-    watch = CollapseWatch(out_dim=512, untrained=alike(0.3))
+    watch = CollapseWatch(out_dim=512)
+    watch.update(alike(0.3))
     for share in (0.69, 0.9, 0.98, 0.9935, 0.994, 0.9, 0.6, 0.3, 0.1):
         assert watch.update(healthy(), share * math.log(512)) == []
     assert watch.readings["feature_spread"] == pytest.approx(1.0, abs=0.05)
@@ -75,7 +76,8 @@ def test_a_healthy_run_hears_nothing() -> None:
 
 
 def test_a_start_with_features_all_alike_may_recover_unheard() -> None:
-    watch = CollapseWatch(untrained=alike(0.01))
+    watch = CollapseWatch()
+    watch.update(alike(0.01))
     assert [watch.update(alike(share)) for share in (0.01, 0.03, 0.06, 0.2, 0.5)] == [[]] * 5
 
 
@@ -88,7 +90,8 @@ def test_features_that_never_come_apart_are_reported_after_five_readings() -> No
 
 
 def test_features_that_fall_together_are_reported_at_once_and_again_after_a_recovery() -> None:
-    watch = CollapseWatch(untrained=alike(0.3))
+    watch = CollapseWatch()
+    watch.update(alike(0.3))
     assert len(watch.update(alike(0.05))) == 1  # already in the first epoch
     assert watch.update(alike(0.05)) == []
     assert watch.update(healthy()) == []
@@ -99,7 +102,8 @@ def test_features_on_two_directions_are_reported() -> None:
     """Opposite ends of two axes: spread over them, but of rank 2 in 32 dimensions."""
     torch.manual_seed(3)
     flat = torch.randn(256, 2) @ torch.eye(32)[:2]
-    watch = CollapseWatch(untrained=healthy())
+    watch = CollapseWatch()
+    watch.update(healthy())
     (sentence,) = watch.update(flat)
     assert "2.0 of 32 directions" in sentence
 

@@ -1,6 +1,7 @@
 """Schedules against tables built as the reference describes them, and clipping against the formula."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from adasim.schedules import (
     weight_decay,
 )
 from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
+from adasim.train.state import build_state
 
 
 def dino_config(epochs=20, batch_size=1024, **kwargs):
@@ -173,3 +175,25 @@ def test_sgd_takes_the_steps_of_its_equations_also_where_a_weight_begins_to_lear
         optimizer.step()
     for p in (early, late):
         torch.testing.assert_close(p.detach().double(), x[p], rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_clips_each_gradient_and_a_scaled_loss_changes_nothing(small):
+    plain = {"optim__weight_decay": 0.0, "optim__weight_decay_end": 0.0, "model__drop_path": 0.0}
+    config = small(
+        optim__name="sgd", optim__lr=16.0, optim__warmup_epochs=0, optim__clip_grad=1e-3, **plain
+    )  # a rate of 1
+    views = list(torch.randn(2, 16, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
+    moves = []
+    for scaler in (
+        torch.amp.GradScaler("cpu", enabled=False),
+        torch.amp.GradScaler("cpu", init_scale=1024.0),
+    ):
+        state = build_state(config, 48)
+        state.scaler = scaler
+        method: Any = state.method
+        parameters = dict(method.student.named_parameters())
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        state.learn(state.method(views, 0).loss, config, 3)
+        moves.append({name: float((p.detach() - before[name]).norm()) for name, p in parameters.items()})
+    assert max(moves[0].values()) == pytest.approx(1e-3, rel=0.02)
+    assert moves[1] == pytest.approx(moves[0], rel=1e-2, abs=1e-7)

@@ -47,7 +47,8 @@ def test_speed_waiting_and_time_left_at_a_steady_pace() -> None:
 
 def test_steps_before_a_resume_count_for_the_bar_and_not_for_the_speed() -> None:
     clock = Clock()
-    with Progress(1000, 10, start_step=900, console=plain(), clock=clock) as bar:
+    with Progress(1000, 10, console=plain(), clock=clock) as bar:
+        bar.step = 900
         run(bar, clock, 10, 100)
         assert bar.seconds_left == pytest.approx(90.0)
         assert bar.images_per_second == pytest.approx(64.0)
@@ -99,7 +100,8 @@ def test_on_a_terminal_the_bar_fits_eighty_columns(epochs: int, seconds: float) 
     clock = Clock()
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     total = 1000 * epochs
-    with Progress(total, epochs, start_step=total - 995, console=console, clock=clock) as bar:
+    with Progress(total, epochs, console=console, clock=clock) as bar:
+        bar.step = total - 995
         run(bar, clock, 5, 1000, seconds)
         bar.say("A message.")
         shown = Console(file=io.StringIO(), width=80, color_system=None)

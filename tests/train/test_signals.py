@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from pretrainings import STEP, WRITE, Digest, Ranks, Runs, Small, at, saved_step
 
 from adasim.api import pretrain
 from adasim.interrupts import Interrupts, Stopped
+from adasim.train import loop
 from adasim.train.signals import StopRequests
 
 pytestmark = pytest.mark.slow
@@ -132,6 +135,20 @@ def test_usr1_under_slurm_requeues_once(
     assert again.wait() == [0, 0], again.said
     assert calls.read_text() == "requeue 77\n"
     assert digest(out) == digest(whole(2)[0])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_rank_ends_before_the_requeue_is_done(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the launcher would kill the first rank, which may still be asking."""
+    done: list[str] = []
+    monkeypatch.setattr(loop, "requeue", lambda: done.append("requeue"))
+    training = MagicMock(spec=loop.Training)
+    training.state, training.config = SimpleNamespace(epoch=1, step=5), SimpleNamespace(epochs=2)
+    training.path, training.report = Path("run"), MagicMock()
+    training.ranks = SimpleNamespace(is_main=rank == 0, barrier=lambda: done.append("barrier"))
+    with pytest.raises(Stopped):
+        loop.Training.end(training, [0, signal.SIGUSR1])
+    assert done == ["requeue", "barrier"][rank:]
 
 
 def test_a_requeue_that_slurm_refuses_is_told(

@@ -22,6 +22,7 @@ import adasim
 from adasim.cli.main import main
 from adasim.eval import features, kept
 from adasim.models import load_backbone
+from adasim.registry import SOURCES
 from adasim.use.embed import Embedding
 from adasim.use.sheet import contact_sheet
 
@@ -79,6 +80,31 @@ def test_every_kind_of_file_holds_features_names_and_labels(
     assert values.dtype == np.float32
     assert agrees(Embedding(torch.from_numpy(values), files, None, [], {}), one_by_one(run, photos))
     assert labels == [name[0] for name in files]
+
+
+def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
+    run: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(SOURCES, "_things", dict(SOURCES._things))  # forgotten at the end
+    plugin = tmp_path / "own.py"
+    plugin.write_text(
+        "from adasim.data.sources.folder import open_folder\n"
+        "from adasim.registry import SOURCES\n"
+        "@SOURCES.register('mine')\n"
+        "def mine(name, *, size, split, seed):\n"
+        "    return open_folder(name, split)\n"
+    )
+    mine = ["--plugin", str(plugin), "--workers", "0"]
+    main(["embed", str(run), "--data", f"mine:{photos}", "--out", str(tmp_path / "x.npz"), *mine])
+    assert len(np.load(tmp_path / "x.npz")["files"]) == 12
+    image = str(photos / "b" / "03.png")
+    main(["similar", str(run), image, "--in", f"mine:{photos}", "--no-picture", *mine])
+    assert "a/0" in capsys.readouterr().out
+    assert "No plug-in at no.py" in refusal(["export", str(run), "--to", "pt2", "--plugin", "no.py"], capsys)
 
 
 def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
@@ -239,6 +265,7 @@ def test_similar_prints_a_table_draws_a_picture_and_uses_what_embed_kept(
     Path("mine.png").write_text("mine")
     assert "is there already" in refusal([*words, "--out", "mine.png"], capsys)
     assert "must end in .png" in refusal([*words, "--out", "mine.jpg"], capsys)
+    assert f"{photos} is a folder" in refusal(["similar", str(run), str(photos), "--in", str(photos)], capsys)
     assert "No such file: no.png" in refusal(["similar", str(run), "no.png", "--in", str(photos)], capsys)
 
 

@@ -47,9 +47,8 @@ class CropSource:
         if self._workers and self._pool is None:
             self._pool = WorkerPool(self._cutter, self._workers)
         pieces = [(piece, [view[rows] for view in room]) for rows, piece in task.pieces()]
-        for piece, part in (
-            reversed(pieces) if urgent else pieces
-        ):  # of two urgent ones, the later comes first
+        # Of two urgent pieces, the later comes first.
+        for piece, part in reversed(pieces) if urgent else pieces:
             if self._pool is None:
                 made.append(Future())
                 made[-1].set_result(self._cutter.cut(piece, part))

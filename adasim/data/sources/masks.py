@@ -61,7 +61,9 @@ class MaskedFiles(ImageSet):
                         f"(greyscale or palette PNG)."
                     )
                 return torch.from_numpy(np.array(image, dtype=np.uint8))
-        except (OSError, SyntaxError, ValueError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # decoders meet hostile bytes: they raise nearly anything
             raise Unreadable(str(path), f"{error} ({type(error).__name__})") from None
 
     def where(self, i: int) -> str:

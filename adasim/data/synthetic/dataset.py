@@ -8,7 +8,7 @@ flipping and a change of brightness is the class or a nuisance that images of al
 Raw pixels are poor neighbours: with 3,000 training and 1,000 test images of 32 pixels, k-NN (k = 20, cosine)
 reaches 15.6% (33.5% after taking off the mean image; chance is 6.25%), an untrained small ResNet 18%. The
 class is there to be learned: the same ResNet (four blocks, width 16) reaches 98.6% in 40 epochs with labels,
-under crops, flips and brightness jitter. What pretraining without them reaches: benchmarks/results/desk_arms.md.
+under crops, flips and brightness jitter. What pretraining without them reaches: benchmarks/results/demo.md.
 """
 
 from __future__ import annotations

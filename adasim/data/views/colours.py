@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adasim.data.views.parameters import SOLARIZE_FROM, Changes, ViewSettings
+from adasim.ranks.devices import image_layout, to_device, without_autocast
 
 BLUR_RADIUS = 6  # taps on either side: three standard deviations of the widest blur, 2 pixels
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in a grey level
@@ -31,13 +32,14 @@ def finish(
     *,
     flipped: bool = False,
 ) -> Tensor:
-    """Views float32 (B, 3, S, S), channels last, of crops (B, C, S, S): uint8 or float32 in 0..1, used up.
+    """Views float32 (B, 3, S, S), in the device's `image_layout`, of crops (B, C, S, S).
 
-    With C = 1, hue, saturation and greyscale have nothing to change and are skipped. `flipped` crops need no flip.
+    Crops are uint8, or float32 in 0..1, and are used up; `flipped` ones need no flip. With C = 1, hue, saturation
+    and greyscale have nothing to change and are skipped.
     """
     B, C, S, _ = crops.shape
     mean, std = mean.to(crops.device), std.to(crops.device)
-    views = torch.empty(B, 3, S, S, device=crops.device, memory_format=torch.channels_last)
+    views = torch.empty(B, 3, S, S, device=crops.device, memory_format=image_layout(crops.device))
     piece = max(4, _PIECE // (4 * C * S * S)) if crops.device.type == "cpu" else B
     for start in range(0, B, piece):
         rows = slice(start, start + piece)
@@ -69,7 +71,7 @@ def _on(x: Tensor, chosen: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -
     if len(rows) == len(x):
         x.copy_(change(x, rows))
     elif len(rows):
-        there = rows.to(x.device, non_blocking=True)
+        there = to_device(rows, x.device)
         x.index_copy_(0, there, change(x.index_select(0, there), rows))
 
 
@@ -92,10 +94,9 @@ def _jitter(x: Tensor, changes: Changes) -> None:
     keep[neutral] = 1.0
     to_mean, to_grey = (1 - keep) * (order == _CONTRAST), (1 - keep) * (order == _SATURATION)
     turns = factors[:, _HUE : _HUE + 1]
-    table = (
-        torch.cat([keep, to_mean, to_grey, turns], 1).t().float()[..., None, None, None]
-    )  # (13, n, 1, 1, 1)
-    table, there = (t.to(x.device, non_blocking=True) for t in (table.contiguous(), rows))
+    # (13, n, 1, 1, 1)
+    table = torch.cat([keep, to_mean, to_grey, turns], 1).t().float()[..., None, None, None]
+    table, there = (to_device(t, x.device) for t in (table.contiguous(), rows))
     y = x.index_select(0, there)
     for step in range(4):
         pull(y, *table[step:12:4])
@@ -156,7 +157,7 @@ def blur(x: Tensor, sigma: Tensor) -> Tensor:
         matrix = blur_matrix(sigma, x.shape[-1])
         return apply_matrices(x, matrix, matrix)
     S = x.shape[-1]
-    taps = blur_taps(sigma).to(x.device, non_blocking=True)[:, :, None, None, None]  # (B, taps, 1, 1, 1)
+    taps = to_device(blur_taps(sigma), x.device)[:, :, None, None, None]  # (B, taps, 1, 1, 1)
     padded = F.pad(x, [BLUR_RADIUS] * 4, mode="reflect")
     across = padded[..., :S] * taps[:, 0]
     for i in range(1, taps.shape[1]):
@@ -187,8 +188,9 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
 
 
 def apply_matrices(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows @ x @ columns^T for every image and channel."""
-    rows, columns = (m.to(x.device, torch.float32, non_blocking=True) for m in (rows, columns))
+    """rows @ x @ columns^T for every image and channel, in fp32 also within a forward pass of less."""
+    rows, columns = (to_device(m, x.device, torch.float32) for m in (rows, columns))
     B, C, H, W = x.shape
-    across = torch.bmm(x.reshape(B, C * H, W), columns.transpose(1, 2))  # (B, C*H, S)
-    return torch.matmul(rows[:, None], across.view(B, C, H, -1))
+    with without_autocast(x.device):
+        across = torch.bmm(x.reshape(B, C * H, W), columns.transpose(1, 2))  # (B, C*H, S)
+        return torch.matmul(rows[:, None], across.view(B, C, H, -1))

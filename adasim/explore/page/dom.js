@@ -10,7 +10,9 @@ function h(tag, attributes = {}, ...children) {
     else if (name === "style") for (const [key, v] of Object.entries(value)) element.style.setProperty(key, v);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  for (const child of children.flat(2)) {  // one by one: a call with a hundred thousand arguments fails
+    if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
   return element;
 }
 

@@ -8,34 +8,41 @@ const VERDICTS = {
   lonely: [["keep", "Keep"], ["reject", "Leave out"], ["relabel", "Wrong label"], ["unsure", "Unsure"]],
 };
 
-// An item is a list of rows: one, or a group of duplicates. Its `keeper` is the first image, or the one that the reviewer
-// chose: the only one of its group with the verdict to keep it.
+// An item is a list of rows: one, or a group of duplicates.
 function itemsOf(view) {
   const groups = view === "duplicates" ? GROUPS : TABLES[view].items.map((row) => [row]);
   return groups.map((rows) => {
     const ids = rows.map((row) => Number(row.id));
-    const kept = ids.filter((id) => verdicts.has(id) && verdicts.get(id).verdict === "keep");
-    return { rows, ids, row: rows[0], keeper: kept.length === 1 ? kept[0] : ids[0] };
+    return { rows, ids, row: rows[0] };
   });
 }
 
-function changesFor(view, item, verdict) {
+// The image of a group that stays if its copies go: the only one with the verdict to keep it; or the one that was chosen
+// before any verdict; or the first that no other list leaves out.
+const chosenKeepers = new Map();  // by the first image of the group
+function keeperOf({ ids }) {
+  const kept = ids.filter((id) => (given(id, "duplicates") || {}).verdict === "keep");
+  if (kept.length === 1) return kept[0];
+  return chosenKeepers.get(ids[0]) ?? ids.find((id) => !leftOutElsewhere(id, "duplicates")) ?? ids[0];
+}
+
+function changesFor(view, item, verdict, keeper = keeperOf(item)) {
   const entry = (name, label) => ({ verdict: name, view, ...(label ? { label } : {}) });
   if (view === "duplicates") {
     return item.ids.map((id) => [id, entry(
-      verdict === "all" ? "reject" : verdict === "reject" && id === item.keeper ? "keep" : verdict)]);
+      verdict === "all" ? "reject" : verdict === "reject" && id === keeper ? "keep" : verdict)]);
   }
   return [[item.ids[0], entry(verdict, verdict === "relabel" ? item.row.suggested : "")]];
 }
 
-// The verdict that an item has: what pressing a button for it would have given, for all of its images.
+// The verdict that an item has in this list: what pressing a button for it would have given, for all of its images.
 function verdictOf(view, item) {
   const same = (a, b) => b && a.verdict === b.verdict;
   const found = VERDICTS[view].find(([verdict]) =>
-    changesFor(view, item, verdict).every(([id, entry]) => same(entry, verdicts.get(id))));
+    changesFor(view, item, verdict).every(([id, entry]) => same(entry, given(id, view))));
   return found ? found[0] : null;
 }
-const reviewed = (view, item) => item.ids.every((id) => verdicts.has(id));
+const reviewed = (view, item) => item.ids.every((id) => given(id, view) || leftOutElsewhere(id, view));
 
 function matches(item, query) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -50,6 +57,7 @@ function listView(view, params) {
   const all = itemsOf(name);
   const [from, to] = [params.from, params.to].map((c) => (c === undefined ? "" : D.classes[Number(c)] || ""));
   const items = all.filter((item) =>
+    (params.only === undefined || item.ids.includes(Number(params.only))) &&
     (!params.q || matches(item, params.q)) && (!from || item.row.label === from) &&
     (!to || item.row.suggested === to) && (!params.kind || item.row.kind === params.kind) &&
     (!params.show || (params.show === "open") !== reviewed(name, item)));
@@ -65,8 +73,8 @@ function listView(view, params) {
     [["", "all"], ["open", "not reviewed"], ["done", "reviewed"]], "Show"),
   name === "duplicates" ? choice("kind", params,
     [["", "every kind"], ["exact", "exact"], ["near", "near"], ["same scene", "same scene"]], "Kind") : null,
-  from || to ? h("a", { class: "chip", href: address(name) }, text(`${from || "any"} → ${to || "any"}`), " ✕",
-    h("span", { class: "hidden" }, " (remove the filter)")) : null);
+  from || to ? chip(`${from || "any"} → ${to || "any"}`, ["from", "to"]) : null,
+  params.only === undefined ? null : chip(`image ${params.only}`, ["only"]));
   const head = [h("h2", {}, view.title), h("p", { class: "lead" }, view.lead), ...(all.length ? [filters] : [])];
   if (!items.length) {
     const nothing = all.length ? "Nothing in this list fits the filter." : view.none;
@@ -107,6 +115,13 @@ function choice(key, params, options, label) {
   return h("label", { for: id }, `${label} `, select);
 }
 
+// A filter in words, which a click removes: the parameters that it is made of.
+function chip(words, keys) {
+  const removed = Object.fromEntries([...keys, "at"].map((key) => [key, undefined]));
+  return h("a", { class: "chip", href: address(route.view, { ...route.params, ...removed }) }, text(words), " ✕",
+    h("span", { class: "hidden" }, " (remove the filter)"));
+}
+
 const choosable = (view, item) => (view === "duplicates" ? item.ids : [item.ids[0], ...strip(item.ids[0])]);
 const strip = (i) => supportOf(i).map(({ id }) => id).filter((id) => id !== i).slice(0, 8);
 
@@ -125,9 +140,10 @@ function card(view, item, index) {
     heading = [h("span", { class: `kind ${item.row.kind.replace(" ", "-")}` }, item.row.kind),
       item.row.straddles === "yes" ? h("span", { class: "kind straddles" }, `in ${D.splits.join(" and ")}`) : null,
       ` ${item.ids.length} images`];
+    const keeper = keeperOf(item);
     pictures = item.ids.slice(0, 12).map((id) => tile(id, {
-      chosen: id === chosen, note: [id === item.keeper ? "keep" : "", D.splits.length > 1 ? splitOf(id) : id === item.keeper ? "" : shortName(id)]
-        .filter(Boolean).join(" · ") }));
+      chosen: id === chosen, note: [id === keeper ? "keep" : "", leftOutElsewhere(id, name) ? "left out" : "",
+        D.splits.length > 1 ? splitOf(id) : id === keeper ? "" : shortName(id)].filter(Boolean).join(" · ") }));
     if (item.ids.length > 12) pictures.push(h("span", { class: "more" }, `+${item.ids.length - 12}`));
   } else {
     heading = [text(shortName(i), "file")];
@@ -144,9 +160,11 @@ function card(view, item, index) {
     "SelfClean ratio ", h("b", {}, item.row.distance_ratio ? Number(item.row.distance_ratio).toFixed(2) : "–"),
     !item.row.distance_ratio ? "" : Number(item.row.distance_ratio) < 0.5 ? " (another class is closer)"
       : " (its own class is closer)") : null;
+  const out = leftOutElsewhere(i, name);
   const files = name === "duplicates"
     ? h("p", { class: "files" }, item.ids.slice(0, 3).flatMap((id, n) => [n ? " · " : "", text(nameOf(id))]))
-    : h("p", { class: "files" }, text(nameOf(i)), ` · ${splitOf(i)} · image ${i} · ${sizeOf(i)}`);
+    : h("p", { class: "files" }, out ? `Left out in ${out.view} · ` : "", text(nameOf(i)),
+      ` · ${splitOf(i)} · image ${i} · ${sizeOf(i)}`);
   return [
     h("div", { class: "strip" }, pictures),
     h("div", { class: "words" }, h("h3", {}, heading), h("p", { class: "reason" }, text(item.row.reason)), opinions, files),

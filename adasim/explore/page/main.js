@@ -115,9 +115,11 @@ function takeBack() {
 function keepChosen() {
   const item = current.feed && route.view === "duplicates" && current.items[current.feed.at];
   if (!item || item.chosen === undefined) return;
-  item.keeper = item.chosen;
+  const follows = item.chosen !== keeperOf(item) && verdictOf("duplicates", item) === "reject";
+  chosenKeepers.set(item.ids[0], item.chosen);
+  if (follows) decide(changesFor("duplicates", item, "reject", item.chosen), { view: "duplicates", ids: item.ids });
   current.feed.fill(current.feed.at);
-  say(`Keep ${title(item.keeper)}`);
+  say(`Keep ${title(item.chosen)}`);
 }
 
 function otherView(step) {
@@ -202,5 +204,10 @@ $("theme").addEventListener("click", () => {
 });
 
 addEventListener("hashchange", () => render());
+addEventListener("storage", (event) => {  // another tab of this page has a verdict
+  if (event.key !== KEY) return;
+  load();
+  current.refresh ? current.refresh() : render(true);
+});
 $("source").append(text(D.source));
 render(true);

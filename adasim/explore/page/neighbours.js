@@ -22,9 +22,8 @@ function browse(params) {
     nodes: [
       h("h2", {}, "Neighbours"),
       h("p", { class: "lead" }, `${number(ids.length)} images. Choose one, or search with `, h("kbd", {}, "/"), "."),
-      label >= 0 || words.length ? h("div", { class: "filters" }, h("a", { class: "chip", href: address("neighbours") },
-        text([label >= 0 ? D.classes[label] : "", params.q || ""].filter(Boolean).join(", ")), " ✕",
-        h("span", { class: "hidden" }, " (remove the filter)"))) : null,
+      label >= 0 || words.length ? h("div", { class: "filters" },
+        chip([label >= 0 ? D.classes[label] : "", params.q || ""].filter(Boolean).join(", "), ["label", "q", "shown"])) : null,
       ids.length ? grid : h("p", { class: "empty" }, "No image fits."),
       more,
     ].filter(Boolean),
@@ -38,7 +37,7 @@ function around(i) {
   }
   const own = labelOf(i);
   const link = fileLink(i);
-  const entry = verdicts.get(i);
+  const entry = verdictOn(i);
   const support = supportOf(i);
   const theirs = listedBy(i);
   const shown = theirs.slice(0, 48);
@@ -69,7 +68,7 @@ function around(i) {
         h("dl", { class: "details" }, facts.map(([what, value]) => h("div", {}, h("dt", {}, what), h("dd", {}, value)))),
         h("p", {}, link ? h("a", { href: link, target: "_blank", rel: "noopener" }, "Open the file") : null,
           found.length ? h("span", { class: "listed" }, " Also in: ", found.flatMap((view, n) =>
-            [n ? ", " : "", h("a", { href: address(view.name, { q: String(i) }) }, view.title)])) : null),
+            [n ? ", " : "", h("a", { href: address(view.name, { only: i }) }, view.title)])) : null),
         h("div", { class: "verdicts", role: "group", "aria-label": "Verdict" },
           VERDICTS.lonely.map(([verdict, words], place) => h("button", {
             type: "button", class: verdict, "aria-pressed": String(Boolean(entry) && entry.verdict === verdict),
@@ -83,7 +82,9 @@ function around(i) {
   ];
   const judge = (place) => {
     const [verdict, words] = VERDICTS.lonely[place];
-    decide([[i, { verdict, view: "neighbours" }]], { view: "neighbours", ids: [i] });
+    const said = { verdict, view: "neighbours" };  // of the image as a whole: what weighs more is taken back
+    const back = entriesOf(i).filter((one) => rank(one) < rank(said)).map(({ view }) => [i, { verdict: null, view }]);
+    decide([...back, [i, said]], { view: "neighbours", ids: [i] });
     say(words);
     render(true);
   };

@@ -39,7 +39,7 @@ function confusionPanel() {
   const count = D.classes.length;
   const cells = new Map(D.confusion.map(([a, b, mass]) => [a * count + b, mass]));
   const apart = D.confusion.filter(([a, b]) => a !== b).sort((x, y) => y[2] - x[2]);
-  const most = Math.max(0.001, ...apart.map((cell) => cell[2]));
+  const most = Math.max(0.001, apart.length ? apart[0][2] : 0);
   const link = (a, b, mass, label, more = {}) =>
     h("a", { href: address("wrong-labels", { from: a, to: b }), "aria-label":
       `${percent(mass)} of the mass of ${D.classes[a]} is on ${D.classes[b]}: show the suspects`, ...more }, label);
@@ -127,11 +127,10 @@ function classesPanel() {
   if (LABELS) {
     const counts = new Array(D.classes.length).fill(0);
     for (const label of LABELS) if (label >= 0) counts[label]++;
-    const most = Math.max(...counts);
     const order = counts.map((_, c) => c).sort((a, b) => counts[b] - counts[a]).slice(0, 24);
     for (const c of order) {
       rows.push(h("li", {}, h("a", { href: address("neighbours", { label: c }) }, text(D.classes[c])),
-        bar(counts[c] / most), number(counts[c])));
+        bar(counts[c] / counts[order[0]]), number(counts[c])));
     }
   }
   const sizes = D.sizes.common.map(([size, count]) => h("li", {}, h("span", {}, size),

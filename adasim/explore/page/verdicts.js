@@ -1,18 +1,40 @@
-// Verdicts: one per image, kept in this browser under the fingerprint of the data, so that a page that is written
-// anew for the same images finds them again.
+// Verdicts: of each image one per list, since every list asks something else. They are kept in this browser under the
+// fingerprint of the data, so that a page that is written anew for the same images finds them again.
 const KEY = `adasim-explore:${D.fingerprint}`;
-const MEANING = { keep: "keep", reject: "leave out", relabel: "wrong label", unsure: "unsure" };
+const MEANING = { reject: "leave out", relabel: "wrong label", unsure: "unsure", keep: "keep" };  // the weightiest first
+const rank = (entry) => Object.keys(MEANING).indexOf(entry.verdict);
 
 let stored = true;
-let verdicts = new Map();
-try {
-  const saved = JSON.parse(localStorage.getItem(KEY) || "{}");
-  for (const [id, entry] of Object.entries(saved)) {
-    if (entry && Object.hasOwn(MEANING, entry.verdict) && Number(id) < D.count) verdicts.set(Number(id), entry);
-  }
-} catch {
-  stored = false;
+const verdicts = new Map();  // by image: [{verdict, label, view}, ...]
+const entriesOf = (id) => verdicts.get(id) || [];
+const given = (id, view) => entriesOf(id).find((entry) => entry.view === view);
+const leftOutElsewhere = (id, view) =>
+  entriesOf(id).find((entry) => entry.verdict === "reject" && entry.view !== view);
+
+// What becomes of an image: its weightiest verdict, of several wrong labels the one that says which is right.
+function verdictOn(id) {
+  return [...entriesOf(id)].sort((a, b) => rank(a) - rank(b) || !a.label - !b.label)[0];
 }
+
+function put(id, entry) {  // in the place of that list's verdict before; one without a verdict takes it away
+  const entries = entriesOf(id).filter(({ view }) => view !== entry.view).concat(entry.verdict ? [entry] : []);
+  entries.length ? verdicts.set(id, entries) : verdicts.delete(id);
+}
+
+function load() {  // what this page, or another tab of it, has saved
+  if (!stored) return;
+  try {
+    const saved = JSON.parse(localStorage.getItem(KEY));
+    if (saved === null) return;  // nothing yet, or the browser was told to forget: what is here stays
+    verdicts.clear();
+    for (const [id, entries] of Object.entries(saved)) {
+      for (const entry of [entries].flat()) if (entry && rank(entry) >= 0 && Number(id) < D.count) put(Number(id), entry);
+    }
+  } catch {
+    stored = false;
+  }
+}
+load();
 const undone = [];
 
 function save() {
@@ -26,17 +48,19 @@ function save() {
   $("undo").disabled = !undone.length;
 }
 
-// changes: [[image, {verdict, label, view} or null], ...], undone together
+// changes: [[image, {verdict, label, view}], ...], undone together
 function decide(changes, where) {
-  undone.push({ where, before: changes.map(([id]) => [id, verdicts.get(id) || null]) });
-  for (const [id, entry] of changes) entry ? verdicts.set(id, entry) : verdicts.delete(id);
+  load();
+  undone.push({ where, before: changes.map(([id, { view }]) => [id, given(id, view) || { verdict: null, view }]) });
+  for (const [id, entry] of changes) put(id, entry);
   save();
 }
 
 function undo() {
   const last = undone.pop();
   if (!last) return null;
-  for (const [id, entry] of last.before) entry ? verdicts.set(id, entry) : verdicts.delete(id);
+  load();
+  for (const [id, entry] of last.before) put(id, entry);
   save();
   return last.where;
 }
@@ -60,7 +84,7 @@ function toJson(columns, rows) {
 const VERDICT_COLUMNS = ["id", "split", "file", "label", "verdict", "new_label", "view"];
 function verdictRows() {
   return [...verdicts.keys()].sort((a, b) => a - b).map((id) => {
-    const entry = verdicts.get(id);
+    const entry = verdictOn(id);
     return [String(id), splitOf(id), nameOf(id), labelOf(id), entry.verdict, entry.label || "", entry.view || ""];
   });
 }
