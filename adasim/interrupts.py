@@ -28,6 +28,7 @@ _HANDLED = (*STOP, signal.SIGUSR1)  # the last one asks for a save; left alone, 
 # Schedulers and shells may send one SIGTERM or SIGHUP twice; Ctrl-C comes twice from people only.
 _ECHO_S = 1.0
 _GRACE_S = 5.0  # for tidying up after `Stopped`
+_END = b"\0"  # no signal has this number
 
 
 class Stopped(SystemExit):
@@ -76,7 +77,8 @@ class Interrupts:
         _open.append(self)
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._start(threading.Thread(target=self._watch, args=(reader,), name="adasim-signals"))
+        self._watcher = threading.Thread(target=self._watch, args=(reader,), name="adasim-signals", daemon=True)
+        self._watcher.start()
         self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _HANDLED:
             # What runs under nohup outlives its terminal.
@@ -93,11 +95,16 @@ class Interrupts:
             if handler is not None:  # None: it was not Python's, and cannot be put back
                 signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._writer_before)
-        os.close(self._writer)  # the thread that watches ends
+        os.set_blocking(self._writer, True)
+        os.write(self._writer, _END)  # closing would not end the thread: forked processes have the pipe open, too
+        os.close(self._writer)
         if self._timer is not None:
             self._timer.cancel()
+        # A thread that outlived this might be the last to hold a run's networks, and free them while Python ends:
+        # torch aborts then.
+        self._watcher.join()
         for thread in self._threads:
-            thread.join(0.5)  # one that wakes up while Python ends makes it abort
+            thread.join(0.5)
         _open.remove(self)
         if _open:
             _open[-1]._take_over(self)
@@ -126,7 +133,9 @@ class Interrupts:
 
     def _watch(self, reader: int) -> None:
         """In a thread of its own, at once."""
-        while numbers := os.read(reader, 64):
+        numbers = b""
+        while _END not in numbers:
+            numbers = os.read(reader, 64)
             for number in numbers:
                 if number not in STOP:
                     continue

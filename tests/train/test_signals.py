@@ -288,6 +288,20 @@ def test_a_signal_to_a_forked_process_is_none_to_its_parent() -> None:
         assert not stop.requested
 
 
+def test_its_threads_end_with_it_though_a_forked_process_lives_on() -> None:
+    """As the loader's do at the end of a run; a thread that went on would free the networks while Python ends."""
+    before = threading.enumerate()
+    with StopRequests():
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        assert threading.enumerate() == before
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_outside_the_main_thread_signals_are_left_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
 
