@@ -34,7 +34,7 @@ benchmarks: .venv/test.stamp
 
 DATA ?= data/cifar10
 paper: .venv/test.stamp
-	for table in main oracle policies ablation contrast weak collapse; do \
+	for table in main oracle policies more ablation contrast weak collapse; do \
 		$(BIN)/python -m benchmarks.paper $$table --data $(DATA) || exit 1; done
 
 clean:

@@ -77,7 +77,9 @@ class Interrupts:
         _open.append(self)
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._watcher = threading.Thread(target=self._watch, args=(reader,), name="adasim-signals", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch, args=(reader,), name="adasim-signals", daemon=True
+        )
         self._watcher.start()
         self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _HANDLED:
@@ -96,7 +98,9 @@ class Interrupts:
                 signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._writer_before)
         os.set_blocking(self._writer, True)
-        os.write(self._writer, _END)  # closing would not end the thread: forked processes have the pipe open, too
+        os.write(
+            self._writer, _END
+        )  # closing would not end the thread: forked processes have the pipe open, too
         os.close(self._writer)
         if self._timer is not None:
             self._timer.cancel()

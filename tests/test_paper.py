@@ -222,7 +222,7 @@ def test_a_cell_leaves_one_line_and_the_frontier_reads_its_run(
         return config
 
     monkeypatch.setattr(cell, "build", tiny)
-    monkeypatch.setattr(cell, "IMAGES_PER_CLASS", 9)
+    monkeypatch.setattr(cell, "images_per_class", lambda method: 9)
     one = cells("simsiam", "confident", 0)
     cell.run_cell("policies", one, tmp_path / "data", tmp_path / "runs", tmp_path / "results")
     [line] = (tmp_path / "results" / "policies.jsonl").read_text().splitlines()

@@ -25,7 +25,7 @@ from adasim.train.loop import NonFiniteLossError
 from adasim.train.monitor import BEGINNINGS
 
 from .results import newest, read_lines
-from .settings import IMAGES_PER_CLASS, build
+from .settings import IMAGES_PER_CLASS, build, images_per_class
 from .tables import Cell
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,10 +43,11 @@ CURVES = {
 """What is kept of each epoch, by its name in metrics.jsonl and here."""
 
 
-def prepare(data: Path, runs: Path) -> Path:
-    """The first images of each class as files of arrays, made once: `bench.npz` (training and test images), and
-    `train.npz`, of which a fifth is held out wherever something is selected."""
-    bench, source = runs / "bench.npz", runs / "bench.source"
+def prepare(data: Path, runs: Path, per_class: int = IMAGES_PER_CLASS) -> Path:
+    """The first images of each class as files of arrays, made once: `bench.npz` (training and test images), beside
+    it `train.npz`, of which a fifth is held out wherever something is selected."""
+    folder = runs if per_class == IMAGES_PER_CLASS else runs / f"{per_class}-per-class"
+    bench, source = folder / "bench.npz", folder / "bench.source"
     if bench.exists() and source.exists() and source.read_text() != data.name:
         raise SystemExit(
             f"{bench} holds images of {source.read_text()}, not of {data.name}. Name another --runs."
@@ -59,17 +60,17 @@ def prepare(data: Path, runs: Path) -> Path:
             places = torch.arange(len(images))
             if split == "train":
                 places = torch.cat(
-                    [(images.labels == c).nonzero()[:IMAGES_PER_CLASS, 0] for c in images.labels.unique()]
+                    [(images.labels == c).nonzero()[:per_class, 0] for c in images.labels.unique()]
                 )
             arrays[f"x_{split}"] = np.stack([images.load(int(i)).numpy() for i in places])
             arrays[f"y_{split}"] = images.labels[places].numpy()
-        runs.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         source.write_text(data.name)
         for name, content in (
             ("train.npz", {"images": arrays["x_train"], "labels": arrays["y_train"]}),
             ("bench.npz", arrays),  # last: it says that both are whole
         ):
-            save_arrays(runs / name, **content)
+            save_arrays(folder / name, **content)
     return bench
 
 
@@ -81,7 +82,8 @@ def save_arrays(path: Path, **arrays: Any) -> None:
 def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> dict[str, Any]:
     """Run a cell, or go on with it, or begin it anew if it is finished; append its line to RESULTS/TABLE.jsonl."""
     torch.set_num_threads(1)
-    bench = prepare(data, runs)
+    per_class = images_per_class(cell.method)
+    bench = prepare(data, runs, per_class)
     config = build(*cell)
     config.data.source = str(bench)
     out = folder_of(cell, runs)
@@ -98,13 +100,13 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
         except NonFiniteLossError as error:  # a result, too
             line["failed"] = str(error)
     if "failed" not in line:
-        line |= measure(out, bench, runs / "train.npz")
+        line |= measure(out, bench, bench.with_name("train.npz"))
     line["collapse"] = collapse_of(log)
     line["curves"] = curves(out)
     line["cpu_seconds"], line["resumed"] = round(time.process_time() - used), resumed
     line["hours"] = round((time.time() - started) / 3600, 2)
     line |= {"date": stamp()["date"], "torch": torch.__version__}
-    line["config"] = config.to_dict() | {"data": {"images_per_class": IMAGES_PER_CLASS, "name": data.name}}
+    line["config"] = config.to_dict() | {"data": {"images_per_class": per_class, "name": data.name}}
     append(results / f"{table}.jsonl", line)
     for leftover in ("checkpoints", "features", "tensorboard"):
         shutil.rmtree(out / leftover, ignore_errors=True)

@@ -18,6 +18,7 @@ METHOD_NAMES = {
     "infonce": "InfoNCE",
     "simsiam-weak": "SimSiam, crops and flips",
     "simsiam-short": "SimSiam, 100 epochs",
+    "simsiam-more": "SimSiam, 20,000 images",
 }
 
 

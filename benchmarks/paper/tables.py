@@ -56,6 +56,7 @@ TABLES: dict[str, list[Cell]] = {
     ],
     "collapse": cells("dino-uncentred", "standard"),
     "contrast": [*cells("nnclr", "standard"), *cells("infonce", "standard nearest adasim")],
+    "more": [*cells("simsiam-more", "standard confident", 3), *cells("simsiam-more", "adasim")],
     "weak": cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),
 }
 """tau = 0 of the ablation is the arm `standard`."""
