@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adasim.config import Config, OptimConfig
@@ -142,12 +141,3 @@ def decay_groups(
             (spared if spare else decayed).append(parameter)
     groups = [(decayed, True), (spared, False)]
     return [{"params": params, "decay": decay, "fixed_lr": fixed_lr} for params, decay in groups if params]
-
-
-def feature_spread(features: Tensor) -> Tensor:
-    """Deviation of the L2-normalised features (B, D) over the batch, averaged over dimensions, times sqrt(D).
-
-    About 1 when features fill the sphere, 0 when all are equal (collapse).
-    """
-    unit = F.normalize(features.detach().float(), dim=1)
-    return unit.std(dim=0, correction=0).mean() * features.shape[1] ** 0.5

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.errors import UserError
 from adasim.fields import at_least, between, check_fields
-from adasim.methods.base import EncodedView, Method, Step, decay_groups, feature_spread
+from adasim.methods.base import EncodedView, Method, Step, decay_groups
 from adasim.models import Backbone, DinoHead, build_backbone
 from adasim.models.backbones import check_patches
 from adasim.ranks.exchange import mean_over_ranks
 from adasim.registry import METHODS
 from adasim.schedules import cosine
+from adasim.spread import feature_spread
 
 
 @dataclass(kw_only=True)

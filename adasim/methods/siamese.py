@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from adasim.config import ModelConfig
-from adasim.methods.base import EncodedView, Method, Step, feature_spread
+from adasim.methods.base import EncodedView, Method, Step
 from adasim.models import Backbone, Predictor, Projector, build_backbone
+from adasim.spread import feature_spread
 
 
 class Siamese(Method):

@@ -20,10 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from adasim.config import Config
 from adasim.errors import UserError
 from adasim.methods import Step, build_method
-from adasim.methods.base import feature_spread
 from adasim.ranks.devices import autocast
 from adasim.ranks.processes import Distributed, Runner
 from adasim.registry import PAIRS
+from adasim.spread import feature_spread
 from adasim.train.footprint import Footprint
 from adasim.train.state import TrainState
 from adasim.units import scaled

@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from adasim.methods.base import feature_spread
+from adasim.spread import feature_spread, rankme
 
 ALIKE = "The encoder gives nearly the same feature to every image"
 FLAT = "The features use only"
@@ -26,15 +25,6 @@ BEGINNINGS = (ALIKE, FLAT, TEACHER)
 """Of the watch's sentences."""
 ROWS = 2048
 """RankMe looks at no more features than this: the cost is cubic and the answer settles early."""
-
-
-def rankme(features: Tensor) -> float:
-    """exp of the entropy of the normalised singular values of features (B, D): between 1 and min(B, D)."""
-    values = torch.linalg.svdvals(features.detach().cpu().double())
-    total = values.sum()
-    if not total > 0:  # all features are zero: no direction at all counts as one
-        return 1.0
-    return math.exp(float(torch.special.entr(values / total).sum()))
 
 
 @dataclass

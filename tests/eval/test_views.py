@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers import photos_of_patterns, refusal
@@ -14,18 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 import adasim
 from adasim.cli.main import main
-from adasim.errors import UserError
-from adasim.eval.protocols.unlabelled import near_duplicates, rankme, view_retrieval
-
-
-def test_rankme_is_the_exponential_of_the_entropy_of_the_singular_values() -> None:
-    features = torch.randn(50, 8) @ torch.diag(torch.tensor([5.0, 3, 2, 1, 0.5, 0.1, 0.01, 0]))
-    values = np.linalg.svd(features.double().numpy(), compute_uv=False)
-    p = [v / sum(values) + 1e-7 for v in values]
-    assert rankme(features) == pytest.approx(math.exp(-sum(x * math.log(x) for x in p)), rel=1e-5)
-    assert rankme(torch.ones(20, 6)) == pytest.approx(1, abs=1e-4)  # one direction
-    with pytest.raises(UserError, match="collapsed"):
-        rankme(torch.zeros(4, 3))
+from adasim.eval.protocols.unlabelled import near_duplicates, view_retrieval
 
 
 def test_retrieval_is_that_of_a_loop() -> None:

@@ -34,7 +34,7 @@ from adasim.ranks.devices import (
 )
 from adasim.ranks.processes import Distributed
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.train.monitor import rankme
+from adasim.spread import rankme
 from adasim.train.state import build_state
 
 pytestmark = pytest.mark.slow

@@ -15,12 +15,13 @@ from adasim.data import ImageSet, PairLoader
 from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import encode, frozen, progress_bar
-from adasim.eval.protocols.unlabelled import near_duplicates, rankme, view_retrieval
+from adasim.eval.protocols.unlabelled import near_duplicates, view_retrieval
 from adasim.eval.report import Report
 from adasim.eval.splits import Subset
 from adasim.fields import at_least, between
 from adasim.models.transforms import EvalTransform
 from adasim.registry import EVALUATIONS
+from adasim.spread import rankme
 
 _RANKED = 25_600  # images that RankMe looks at, as in the paper
 _COMPARED = 20_000  # images among which all pairs are looked at

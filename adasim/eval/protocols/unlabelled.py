@@ -1,4 +1,4 @@
-"""What can be measured of features without labels: retrieval of augmented views, RankMe, near duplicates."""
+"""What can be measured of features without labels: retrieval of augmented views, near duplicates."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import normalize
 
-from adasim.errors import UserError
 from adasim.eval.protocols.checks import check_features
 from adasim.neighbors import search
 
 _BLOCK = 1024  # images compared with all others at a time
-_EPSILON = 1e-7  # as in the paper
 
 
 class Retrieval(NamedTuple):
@@ -46,22 +44,6 @@ def view_retrieval(views: Any, images: Any, own: Any) -> Retrieval:
     found = search(normalize(views, dim=1), normalize(images, dim=1), 5)[1]  # (M, 5)
     hits = found == own[:, None]
     return Retrieval(*(100 * float(hits[:, :k].any(1).double().mean()) for k in (1, 5)))
-
-
-def rankme(features: Any) -> float:
-    """RankMe (Garrido et al., 2023, equation 1): how many directions the features (N, D) use, between 1 and D.
-
-    The exponential of the entropy of the singular values, which are divided by their sum first.
-
-    >>> round(rankme(torch.eye(4)), 2)
-    4.0
-    """
-    values = torch.linalg.svdvals(check_features(features, "features").double())
-    total = values.sum()
-    if not total > 0:
-        raise UserError("All features are 0, so their rank cannot be measured. The encoder has collapsed.")
-    p = values / total + _EPSILON
-    return float(torch.exp(-(p * p.log()).sum()))
 
 
 def near_duplicates(features: Any, above: float, shown: int = 5) -> Duplicates:
