@@ -96,8 +96,8 @@ def test_a_gain_over_a_baseline_of_another_first_epoch_is_told(paper: Any, tmp_p
 def test_right_and_wrong_partners_are_weighed_by_least_squares(paper: Any, tmp_path: Path) -> None:
     def line(arm: str, seed: int, right: float, wrong: float, gain: float) -> dict[str, Any]:
         kept = {
-            "bootstrapped": [0.0, right + wrong],
-            "partner_accuracy": [1.0, 1 - wrong],
+            "bootstrapped": [0.0, 2 * (right + wrong)],  # right and wrong in the mean of both epochs
+            "partner_accuracy": [1.0, 1 - 2 * wrong],
             "loss": [1.0, 1.0],
         }
         return {"method": "simsiam", "arm": arm, "seed": seed, "knn": 50 + seed + gain, "curves": kept}

@@ -21,6 +21,7 @@ def blocks(results: Results) -> dict[str, str]:
     main = [(method, arm) for method in published.MAIN for arm in ARMS]
     policies = [("simsiam", arm) for arm in ("standard", "adasim", *results.arms("simsiam", "confident"))]
     contrast = [("nnclr", "standard"), *(("infonce", arm) for arm in ARMS)]
+    more = [("simsiam-more", arm) for arm in ("standard", "adasim", "confident")]
     weak = [("simsiam-weak", arm) for arm in ("standard", "adasim", "confident", "oracle:p=0.5")]
     oracle = [("simsiam", arm) for arm in ("standard", "oracle:p=0.5", "oracle:p=0")]
     return {
@@ -35,6 +36,7 @@ def blocks(results: Results) -> dict[str, str]:
         "contrast": arm_table(results, contrast, {}),
         "weak": arm_table(results, weak, {}),
         "policies": arm_table(results, policies, {}),
+        "more": arm_table(results, more, {}),
         "weighing": weighing_table(results),
         "sureness": sureness_table(results),
         "collapse": collapse_list(results),
@@ -99,15 +101,13 @@ def frontier_table(results: Results) -> str:
 
 def weighing_table(results: Results) -> str:
     """What right and wrong partners are worth to SimSiam, and which arms keep to it."""
-    # The rule looks at the last epoch, which says nothing of a share that fades.
-    ours = [arm for arm in results.arms("simsiam", "confident") if "share_end" not in arm]
-    found = weigh(results, "simsiam", [*FITTED, *ours])
+    found = weigh(results, "simsiam", [*FITTED, *results.arms("simsiam", "confident")])
     if found is None:
         return "Too few runs so far."
     rule, rows = found
     sentence = (
-        f"gain = {rule.a:.0f} x right - {rule.b:.0f} x wrong: partners help if more than {rule.break_even:.0%} of "
-        f"them are of the image's class."
+        f"gain = {rule.a:.0f} x right - {rule.b:.0f} x wrong: by this rule partners help if more than "
+        f"{rule.break_even:.0%} of them are of the image's class."
     )
     body = []
     for row in rows:
@@ -225,7 +225,7 @@ def bootstrapped(lines: list[dict[str, Any]]) -> str:
 
 def partners_right(lines: list[dict[str, Any]]) -> str:
     """Of the pairs that join two images, how many are of one class, in the last epoch."""
-    parts = [shares(line) for line in lines if line["curves"]]
+    parts = [shares(line, slice(-1, None)) for line in lines if line["curves"]]
     found = [right / (right + wrong) for right, wrong in parts if right + wrong]
     return percent(sum(found) / len(found)) if found else ""
 

@@ -11,7 +11,7 @@ MAIN: dict[str, dict[str, Any]] = {
 epochs, DINO on a ViT-S/16 for 800."""
 
 ORACLE = {"oracle:p=0": (74.3, 75.8), "oracle:p=0.5": (74.9, 76.3), "standard": (68.4, 71.9)}
-"""Likewise, with partners of the image's own class (ViT-S/16)."""
+"""Likewise, with partners of the image's own class. The paper does not name the encoder; `standard` is ViT-S/16's."""
 
 ABLATION = {
     "standard": (68.4, 71.9),

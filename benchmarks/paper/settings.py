@@ -1,7 +1,7 @@
 """One frozen setting per method, and the arms. Chosen by standard pairs alone, before any other arm was looked at.
 
 5,000 training images (the first 500 of each class of CIFAR-10 by file name) and 200 epochs are 1 M images a run: 18
-to 21 minutes of one core. That is 39 steps an epoch, 7,800 in all.
+to 25 minutes of one core. That is 39 steps an epoch, 7,800 in all.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     gain = a * right - b * wrong
 
-*Right* and *wrong* are the shares of all pairs, in the last epoch, that join two images of one class, or of two. a
-and b are fitted by least squares to the runs of the paper's own arms; ours are then compared with the rule.
+*Right* and *wrong* are the shares of all pairs of a run that join two images of one class, or of two. a and b are
+fitted by least squares to the runs of the paper's own arms; ours are then compared with the rule.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Rule(NamedTuple):
         return self.b / (self.a + self.b)
 
 
-def shares(line: dict[str, Any]) -> tuple[float, float]:
-    """Right and wrong partners as shares of all pairs, in a run's last epoch."""
-    joined, right = (line["curves"][name][-1] for name in ("bootstrapped", "partner_accuracy"))
+def shares(line: dict[str, Any], epochs: slice = slice(None)) -> tuple[float, float]:
+    """Right and wrong partners as shares of all pairs, in these epochs of a run."""
+    joined, right = (mean(line["curves"][name][epochs]) for name in ("bootstrapped", "partner_accuracy"))
     return joined - (1 - right), 1 - right
 
 
