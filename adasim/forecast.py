@@ -79,11 +79,14 @@ def lines(
     if options is not None:
         with torch.device("meta"):
             width = build_backbone(config.model, config.views.size, student=False).dim
-        plan = Plan(len(images), width, 1, options["window"], options["k"], config.batch_size, "float32")
+        on_cpu = torch.device(device).type == "cpu"
+        cache = config.neighbors.cache
+        dtype = cache if cache != "auto" else "float32" if on_cpu else "float16"
+        plan = Plan(len(images), width, 1, options["window"], options["k"], config.batch_size, dtype)
         means = 4 * len(images) * width if "mean_decay" in options else 0
         held = plan.cache_bytes + means
         if options["lists"]:
-            held += plan.history_bytes + plan.int8_bytes
+            held += plan.history_bytes + (plan.int8_bytes if on_cpu else 0)
             sizes = f"w = {options['window']}, K = {options['k']}"
         else:
             sizes = "a running mean of each image's features"

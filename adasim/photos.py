@@ -37,6 +37,7 @@ from adasim.train.trial import time_steps
 _FEWEST = 16  # images; fewer have no neighbours worth the name
 _SPARE = 0.9  # of the time: the rest is for starting, saving and a busy machine
 _MOST_EPOCHS = 400
+_MOST_HOURS = 10_000
 _LEAST_EPOCHS = 4  # below, no window of lists would be full in time
 
 
@@ -74,8 +75,8 @@ def propose(
     Raises:
         UserError: too few images, or too many for the time.
     """
-    if not hours > 0:
-        raise UserError(f"hours={hours} must be above 0.")
+    if not 0 < hours < _MOST_HOURS:
+        raise UserError(f"hours={hours} must be above 0 and below {_MOST_HOURS:,}.")
     images = open_images(source)
     say(describe(images))
     if len(images) < _FEWEST:

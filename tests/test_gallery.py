@@ -420,6 +420,9 @@ def test_any_encoder_and_any_features_have_galleries(
         shares.setdefault(line["query"], []).append(float(line["p_win"]))
     assert [len(p) for p in shares.values()] == [4, 4, 4]
     assert [sum(p) for p in shares.values()] == pytest.approx([1, 1, 1], abs=1e-5)
+    wide = ["--passes", "1", "--k", "50", "--show", "50", "--count", "1", "--out", "wide.png"]
+    main(["gallery", *encoder, "--data", "synthetic:64", *wide])
+    assert len(read_csv(tmp_path / "wide.csv")[1]) == 50
 
     count = len(open_images("synthetic:24", size=16)) + len(
         open_images("synthetic:24", size=16, split="test")

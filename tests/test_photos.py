@@ -175,8 +175,9 @@ def test_too_few_and_too_many_images_are_a_sentence(folder: Path, tmp_path: Path
         photos.propose(str(tmp_path / "few"))
     with pytest.raises(UserError, match=r"too long for 1e-05 h. Give --hours"):
         photos.propose(str(folder), hours=1e-5, device="cpu", say=lambda text: None)
-    with pytest.raises(UserError, match="hours=0 must be above 0"):
-        photos.propose(str(folder), hours=0)
+    for hours in (0, float("inf"), float("nan")):
+        with pytest.raises(UserError, match=f"hours={hours} must be above 0"):
+            photos.propose(str(folder), hours=hours)
 
 
 def test_warm_ups_and_window_follow_few_epochs() -> None:

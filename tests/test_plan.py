@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,10 +16,13 @@ from torch import Tensor
 
 from adasim import forecast
 from adasim.cli.main import main
+from adasim.data import open_images
 from adasim.errors import UserError
+from adasim.models import build_backbone
 from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.neighbors.sharded import shard
 from adasim.plan import Plan, PlanArguments, make_plan
+from adasim.recipes import get_recipe
 
 N, DIM, WINDOW, K, BATCH = 101, 7, 3, 5, 24
 
@@ -170,6 +174,24 @@ def test_a_recipe_is_planned_on_its_images_and_this_machine(
     ):
         assert words in shown
     assert not list(tmp_path.iterdir())  # nothing is written
+
+
+def test_the_forecast_counts_the_cache_that_there_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 and a copy in int8 on a CPU, float16 alone on an accelerator."""
+    monkeypatch.setattr("adasim.plan._INT8_FROM", 1)
+    monkeypatch.setattr("adasim.forecast.scaled", lambda count, unit: str(int(count)))
+    images, config = open_images("synthetic:64"), get_recipe("desk-resnet")
+
+    def held(device: str, cache: Literal["auto", "float16"] = "auto") -> int:
+        changed = replace(config, neighbors=replace(config.neighbors, cache=cache))
+        found = {what: why for what, _, why in forecast.lines(changed, images, device, 1e9, 1.0, 16)}
+        return int(found["neighbours"].split(";")[0])
+
+    values = 64 * build_backbone(config.model, 32, student=False).dim
+    history = held("cuda") - 2 * values
+    assert history > 0
+    assert held("cpu") == history + 4 * values + (values + 8 * 64)
+    assert held("cpu", "float16") == history + 2 * values + (values + 8 * 64)
 
 
 def test_recipes_are_told_in_the_help_and_photos_has_its_plan_elsewhere(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adasim.cli.reading import read_options
+from adasim.errors import UserError
 
 
 @dataclass(kw_only=True)
@@ -19,12 +20,14 @@ class DemoArguments:
     seed: int = 0
     """The random seed."""
     epochs: int = 60
-    """Fewer are sooner done and learn less."""
+    """Fewer are sooner done and learn less; two are the least."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim demo ...`"""
     asked = read_options(DemoArguments, arguments, "demo")
+    if asked.epochs < 2:
+        raise UserError(f"--epochs {asked.epochs} leaves no epoch with partners. Two are the least.")
 
     from adasim.demo import run_demo
 

@@ -115,7 +115,7 @@ def write(asked: ExploreArguments, page: Path | None, found: Exploration, featur
     """Everything that was asked for; returns what there is now."""
     written: list[Path] = []
     if asked.csv is not None:
-        written += write_csv(asked.csv, found.tables)
+        written += write_csv(asked.csv, found.tables, TABLES)
     if asked.export_atlas is not None:
         write_atlas(asked.export_atlas, found, features)
         written.append(asked.export_atlas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -80,8 +80,8 @@ class ImageSet(ABC):
         """Hash of what image i's file holds, every byte of it or a sample; "" where the listing has it already."""
         return ""
 
-    def unused(self) -> str:
-        """In words, what the source holds beside this split."""
+    def unused(self, also: Collection[str] = ()) -> str:
+        """In words, what the source holds beside this split, and beside those that are `also` used."""
         return ""
 
     def more_splits(self, known: set[str]) -> list[ImageSet]:

@@ -43,7 +43,7 @@ class Split:
     def sentences(self) -> list[str]:
         """What images these are, what was left out, and how they were divided, if nobody said."""
         sets = [self.train] if self.test is self.train else [self.train, self.test]
-        found = [describe(images, unused=len(sets) == 1) for images in sets]
+        found = [describe(images, used=() if len(sets) == 1 else None) for images in sets]
         return [*found, self.note] if self.note else found
 
     def facts(self) -> dict[str, str | int]:

@@ -79,16 +79,26 @@ def read_features(file: Path) -> tuple[Tensor, list[str]]:
     except Exception as error:  # a damaged archive raises nearly anything
         reason = getattr(error, "strerror", None) or "it is no .npz file of plain arrays"
         raise UserError(f"{file} cannot be read: {reason}.") from None
-    tables = {name: array for name, array in arrays.items() if array.ndim == 2 and array.dtype.kind in "fiu"}
+    tables = {
+        name: array
+        for name, array in arrays.items()
+        if array.ndim == 2 and array.shape[1] and array.dtype.kind in "fiu"
+    }
     name = "features" if "features" in tables else next(iter(tables), "")
     if not name or (name != "features" and len(tables) > 1):
         held = ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"
         raise UserError(
             f"{file} holds {held}. Features are needed as an array (images, width) named features."
         )
-    features, files = tables[name], arrays.get("files", np.empty(0))
-    named = files.dtype.kind == "U" and files.shape == features.shape[:1]
-    split = arrays.get("split", np.array(""))
-    before = f"{split}/" if split.shape == () and str(split) else ""
-    names = [before + name for name in files.tolist()] if named else []
+    features = tables[name]
+    names: list[str] = []
+    if (files := arrays.get("files")) is not None:
+        if files.dtype.kind not in "US" or files.shape != features.shape[:1]:
+            raise UserError(
+                f"The array files of {file} has shape {files.shape} and type {files.dtype}. One name for each "
+                f"of the {len(features):,} rows of {name} is needed; or leave it out."
+            )
+        split = arrays.get("split", np.array(""))
+        before = f"{split}/" if split.shape == () and str(split) else ""
+        names = [before + (os.fsdecode(name) if isinstance(name, bytes) else name) for name in files.tolist()]
     return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32)), names

@@ -111,7 +111,7 @@ def distance_ratio(features: Tensor, labels: Tensor) -> Tensor:
     ids = usable.nonzero()[:, 0]
     rows, own = unit[ids], labels[ids]
     ratio = torch.full((len(unit),), torch.nan, dtype=torch.float64)
-    for block in torch.arange(len(ids)).split(_ROWS):
+    for block in torch.arange(len(ids)).split(_ROWS) if len(ids) else ():
         similarities = rows[block] @ rows.T  # (B, n)
         similarities[torch.arange(len(block)), block] = -torch.inf
         same = own[block, None] == own

@@ -20,7 +20,7 @@ from adasim.eval.features import encode, frozen, progress_bar
 from adasim.eval.options import Flag
 from adasim.explore.collection import Collection, collect, open_collection, open_test
 from adasim.explore.given import given_features
-from adasim.explore.support import Support, support_of_features, support_of_memory, with_more
+from adasim.explore.support import WIDTH, Support, support_of_features, support_of_memory, with_more
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 from adasim.neighbors import NeighborMemory
@@ -100,14 +100,12 @@ def open_run(
     if memory is not None and memory.epochs:
         refuse_unused(options, ("passes", "k"), path)
     train = own_images(run, data, images, "explore")
-    say(describe(train, unused=False))
     test = None
     if images is None:
         source, size = data or run.config.data.source, run.config.views.size
         test = open_test(source, size=size, exclude=run.config.data.exclude, say=say)
-    if test is not None:
-        say(describe(test, unused=False))
     collection = collect([train] if test is None else [train, test])
+    _tell(collection, say)
     extractor = _extractor(str(path), options, say)
     features = _features(extractor, collection)
     if memory is None or memory.epochs == 0:
@@ -213,7 +211,7 @@ def augmented_support(
         for loader in loaders:
             loader.close()
     assert memory is not None
-    return support_of_memory(memory, tau)
+    return support_of_memory(memory, tau, width=max(WIDTH, k + 1))
 
 
 def _passes(extractor: Extractor, collection: Collection, options: Options) -> Support:
@@ -257,9 +255,16 @@ def _features(extractor: Extractor, collection: Collection) -> Tensor:
 
 def _open_data(data: str, size: int, say: Say) -> Collection:
     collection = open_collection(data, size=size, say=say)
-    for images in collection.sets:
-        say(describe(images, unused=False))
+    _tell(collection, say)
     return collection
+
+
+def _tell(collection: Collection, say: Say) -> None:
+    """What images these are, and, once, what lies beside them and is not looked at."""
+    first, *more = collection.sets
+    say(describe(first, used=[images.split for images in more]))
+    for images in more:
+        say(describe(images, used=None))
 
 
 def own_images(run: Run, data: str | None, images: ImageSet | None, command: str) -> ImageSet:

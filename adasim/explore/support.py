@@ -52,12 +52,12 @@ class Support:
         return p / p.sum(1, keepdim=True).clamp(min=1e-300)
 
 
-def support_of_memory(memory: NeighborMemory, tau: float) -> Support:
-    """p_win over the union of the window's lists (the paper's printed form), the WIDTH best of each image."""
+def support_of_memory(memory: NeighborMemory, tau: float, width: int = WIDTH) -> Support:
+    """p_win over the union of the window's lists (the paper's printed form), the `width` best of each image."""
     before, memory.support = memory.support, "union"
     try:
         parts = [
-            _at_most(WIDTH, *memory.distribution(ids, tau))
+            _at_most(width, *memory.distribution(ids, tau))
             for ids in torch.arange(memory.num_images).split(_CHUNK)
         ]
     finally:

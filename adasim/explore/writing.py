@@ -85,6 +85,10 @@ def check_page(page: Path, overwrite: bool) -> None:
             raise UserError(f"{path} is there already. Replace it with --overwrite, or choose another --out.")
     if page.exists() and not (page.is_file() and _MARK in _beginning(page)):
         raise UserError(f"{page} is no page of adasim explore, and is not replaced. Choose another --out.")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(
+            f"{folder} is a file, and pictures of the page may belong there. Choose another --out."
+        )
     if folder.exists():
         strange = [
             path.name
@@ -191,7 +195,7 @@ def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[
         "sheets": {
             "tile": looks.tile,
             "columns": COLUMNS,
-            "folder": quote(sheets_folder(page).name),
+            "folder": quote(os.fsencode(sheets_folder(page).name)),
             "inline": None if sheets is None else [base64.b64encode(sheet).decode() for sheet in sheets],
         },
     }
@@ -211,10 +215,12 @@ def check_csv(folder: Path, tables: tuple[str, ...], overwrite: bool) -> None:
         )
 
 
-def write_csv(folder: Path, tables: dict[str, Table]) -> list[Path]:
-    """One file per list."""
+def write_csv(folder: Path, tables: dict[str, Table], known: tuple[str, ...]) -> list[Path]:
+    """One file per list; of the `known` lists that there are none of now, earlier files are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
+    for name in set(known) - tables.keys():
+        (folder / f"{name}.csv").unlink(missing_ok=True)
     for name, table in tables.items():
         path = folder / f"{name}.csv"
         atomic_write(path, to_csv(table.columns, table.rows).encode())
@@ -285,7 +291,8 @@ def _base(images: Any, page: Path) -> str | None:
     if not images.place or not place.is_dir():
         return None
     root = place.parent if images.split else place
-    return quote(os.path.relpath(root.resolve(), page.parent.resolve()).replace(os.sep, "/")) + "/"
+    path = os.path.relpath(root.resolve(), page.parent.resolve()).replace(os.sep, "/")
+    return quote(os.fsencode(path)) + "/"
 
 
 def _hash(text: str) -> str:

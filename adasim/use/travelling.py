@@ -35,7 +35,10 @@ def transform(image):
     """A file or a PIL image of 8 bits per colour as float32 (3, SIZE, SIZE)."""
     if not isinstance(image, Image.Image):
         image = Image.open(image)
-    image = ImageOps.exif_transpose(image)  # the right way up
+    try:
+        image = ImageOps.exif_transpose(image)  # the right way up
+    except Exception:  # its EXIF block is damaged: as it lies
+        pass
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

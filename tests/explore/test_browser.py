@@ -190,6 +190,18 @@ def test_a_group_of_duplicates_keeps_the_image_that_was_chosen(tab: Tab) -> None
     assert "keep" in tab.page.inner_text("article.current .tile >> nth=1")
 
 
+def test_a_chosen_duplicate_is_kept_also_in_a_group_that_is_judged_in_part(tab: Tab) -> None:
+    first, second, *_ = tab.explored.found.findings.groups[0].members
+    tab.open(f"#/duplicates?only={first}")
+    tab.press("2")  # keeps the first
+    tab.open(f"#/neighbours?image={second}")
+    tab.press("1")  # keeps the second, too: its verdict among the duplicates is taken back
+    tab.open(f"#/duplicates?only={first}")
+    tab.press("ArrowRight", "ArrowRight", "m", "2")
+    verdicts = {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")}
+    assert (verdicts[first], verdicts[second]) == ("reject", "keep")
+
+
 def test_a_verdict_in_one_list_neither_replaces_nor_answers_that_of_another(tab: Tab) -> None:
     ids = {name: [int(row[0]) for row in table.rows] for name, table in tab.explored.found.tables.items()}
     first, second = next(  # of one group; the first is lonely, too, the second surprising

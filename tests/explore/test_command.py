@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -163,6 +164,75 @@ def test_features_that_name_their_images_are_refused_for_others(
     assert "these are features of other images" in message
 
 
+def test_names_may_be_bytes(photos: Path) -> None:
+    data, file = photos / "photos", photos / "named.npz"
+    values = np.load(photos / "mine.npz")["features"]
+    names = sorted(str(path.relative_to(data)).encode() for path in data.rglob("*.png"))
+    np.savez(file, features=values[::-1], files=np.array(names[::-1]))
+    opened = open_features(file, str(data), Options(), print)
+    assert torch.equal(opened.features, torch.from_numpy(values))
+
+
+def test_without_a_label_among_the_features_nothing_is_said_of_labels(photos: Path) -> None:
+    mixed = photos / "mixed"
+    shutil.copytree(photos / "photos", mixed / "test")
+    (mixed / "train").mkdir()
+    for i, path in enumerate(sorted((photos / "photos").rglob("*.png"))):
+        shutil.copy(path, mixed / "train" / f"{i:02d}.png")
+    names = [f"train/{i:02d}.png" for i in range(48)]
+    np.savez(photos / "named.npz", features=np.load(photos / "mine.npz")["features"], files=np.array(names))
+    asked = ["explore", "--features", str(photos / "named.npz"), "--data", str(mixed)]
+    main([*asked, "--csv", str(photos / "lists")])
+    _, suspects = read_csv(photos / "lists" / "wrong-labels.csv")
+    assert suspects == []
+
+
+def test_a_folder_whose_name_is_not_utf8_is_explored(photos: Path) -> None:
+    odd = os.fsdecode(os.fsencode(photos) + b"/caf\xe9")
+    shutil.copytree(photos / "photos", odd)
+    page = os.path.join(odd, os.fsdecode(b"p\xe9.html"))
+    main(["explore", "--features", str(photos / "mine.npz"), "--data", odd, "--out", page])
+    assert payload(Path(page))["bases"] == ["./"]
+    main(["explore", "--features", str(photos / "mine.npz"), "--data", odd, "--out", str(photos / "p.html")])
+    assert payload(photos / "p.html")["bases"] == ["caf%E9/"]
+
+
+def test_what_lies_beside_the_two_splits_is_told(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "test", "val"):
+        shutil.copytree(photos / "photos", photos / "divided" / split)
+    np.savez(photos / "both.npz", features=np.random.default_rng(0).normal(size=(96, 8)))
+    asked = ["explore", "--features", str(photos / "both.npz"), "--data", str(photos / "divided")]
+    main([*asked, "--out", str(photos / "page.html")])
+    said = in_one_line(capsys.readouterr().out)
+    assert said.count("are not used") == 1
+    assert "its split train; 48 in val/ are not used" in said
+
+
+def test_lists_of_other_images_do_not_stay_behind(photos: Path) -> None:
+    lists = photos / "lists"
+    main(
+        [
+            "explore",
+            "--features",
+            str(photos / "mine.npz"),
+            "--data",
+            str(photos / "photos"),
+            "--csv",
+            str(lists),
+        ]
+    )
+    assert (lists / "wrong-labels.csv").exists()
+    (lists / "mine.csv").touch()
+    flat = photos / "flat"
+    flat.mkdir()
+    for i, path in enumerate(sorted((photos / "photos").rglob("*.png"))):
+        shutil.copy(path, flat / f"{i:02d}.png")
+    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(flat), "--csv", str(lists)]
+    main([*asked, "--overwrite"])
+    assert not (lists / "wrong-labels.csv").exists()
+    assert (lists / "mine.csv").exists()
+
+
 def test_what_embed_writes_of_one_split_is_placed_by_name(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,16 +265,19 @@ def test_what_embed_writes_of_one_split_is_placed_by_name(
             ["train/class0/00.png", "/at/home/train/class0/00.png"],
             "Rows 0 and 1 of named.npz are both of train/",
         ),
+        (["train/class0/00.png"], "One name for each of the 2 rows of features is needed"),
+        ([3, 4], "One name for each of the 2 rows"),
         (None, "For training images alone: --data divided/train"),
     ],
 )
 def test_features_of_which_it_is_not_clear_whose_they_are_are_refused(
-    files: list[str] | None, words: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[Any] | None, words: str, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(photos)
     for split in ("train", "test"):
         shutil.copytree("photos", f"divided/{split}")
-    np.savez("named.npz", features=np.eye(2, dtype=np.float32), files=np.array(files or []))
+    named = {} if files is None else {"files": np.array(files)}
+    np.savez("named.npz", features=np.eye(2, dtype=np.float32), **named)
     with pytest.raises(UserError, match=re.escape(words)):
         open_features(Path("named.npz"), "divided", Options(), print)
 
@@ -247,6 +320,9 @@ def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
     beside.mkdir()
     (beside / "holiday.jpg").touch()
     assert "holiday.jpg" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+    shutil.rmtree(beside)
+    beside.touch()
+    assert "page-sheets is a file" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +337,7 @@ def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
         (["--features", "mine.npz", "--data", "photos", "--out", "nowhere/page.html"], "nowhere"),
         (["--features", "short.npz", "--data", "photos"], "40 features and photos 48 images"),
         (["--features", "two.npz", "--data", "photos"], "named features"),
+        (["--features", "thin.npz", "--data", "photos"], "thin.npz holds features (48, 0)"),
         (["--features", "photos/class0/00.png", "--data", "photos"], "cannot be read"),
         (["--features", "corrupt.npz", "--data", "photos"], "corrupt.npz cannot be read"),
         (["--features", "mine.npz", "--data", "photos", "--tau", "0"], "--tau"),
@@ -272,6 +349,7 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(
 ) -> None:
     np.savez(photos / "short.npz", features=np.zeros((40, 3), dtype=np.float32))
     np.savez(photos / "two.npz", a=np.zeros((48, 3)), b=np.zeros((48, 3)))
+    np.savez(photos / "thin.npz", features=np.zeros((48, 0)))
     np.savez_compressed(photos / "corrupt.npz", features=np.random.default_rng(0).random((48, 30)))
     packed = bytearray((photos / "corrupt.npz").read_bytes())
     packed[60:200] = b"\xff" * 140

@@ -85,6 +85,7 @@ def test_the_model_card_s_lines_give_our_features_of_a_photo(
     folder = adasim.export(run, to)
     assert folder == tmp_path / f"run-{to}"
     photo = photos / "a" / "04.png"
+    Image.open(photo).save(photo, exif=b"garbage!!!!")  # which nobody needs
     (folder / "photo.jpg").write_bytes(photo.read_bytes())
     ours = adasim.embed(run, photos, workers=0, cache=False)
     own = ours.features[ours.files.index("a/04.png")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Collection
 from copy import copy
 from pathlib import Path
 
@@ -76,8 +77,8 @@ class Excluded(ImageSet):
     def content(self, i: int, whole: bool = False) -> str:
         return self._images.content(int(self._kept[i]), whole)
 
-    def unused(self) -> str:
-        return self._images.unused()
+    def unused(self, also: Collection[str] = ()) -> str:
+        return self._images.unused(also)
 
     def listing(self) -> list[str]:
         """The lines of the images that are left; where a line stands for several, all lines and which are left."""

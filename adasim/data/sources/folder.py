@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -113,11 +113,11 @@ class _Divided(FolderImages):
         there = [name for name in names if os.path.isdir(os.path.join(self._whole, name))]
         return [_Divided(self._whole, name, None) for name in there]
 
-    def unused(self) -> str:
+    def unused(self, also: Collection[str] = ()) -> str:
         places: Counter[str] = Counter()
         for folder, start, stop in scan(os.fsencode(self._whole), without=self.split).by_folder():
-            if start < stop:
-                top = os.fsdecode(folder.partition(b"/")[0])
+            top = os.fsdecode(folder.partition(b"/")[0])
+            if start < stop and top not in also:
                 places[f"in {printable(top)}/" if top else "directly in it"] += stop - start
         if not places:
             return ""

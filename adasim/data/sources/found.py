@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from adasim.data.images import ImageSet
 from adasim.terminal import printable
@@ -21,12 +21,13 @@ _WORDS = {  # of what is left out for another reason than its ending
 }
 
 
-def describe(images: ImageSet, *, unused: bool = True) -> str:
+def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
     """`1,203 images in 2 classes (cat, dog) from photos/train (its split train; 300 in test/ are not used). Left
     out: 9 .heic (convert them to JPEG or PNG), 3 .txt.`
 
     Args:
-        unused: say what else the source holds; not where its other splits are used, too.
+        used: other splits of the source that are used, too, so that only what is in none of them is named; with None,
+            nothing is.
     """
     labelled = "without labels"
     if images.labels is not None:
@@ -37,7 +38,7 @@ def describe(images: ImageSet, *, unused: bool = True) -> str:
     if images.place:
         text += f" from {printable(images.place)}"
     notes = [f"its split {images.split}"] if images.split else []
-    if unused and (rest := images.unused()):
+    if used is not None and (rest := images.unused(used)):
         notes.append(rest)
     text += f" ({'; '.join(notes)})." if notes else "."
     return text + (f" Left out: {images.left_out}." if images.left_out else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ class HuggingFaceImages(ImageSet):
         }
         return [_found(self.place, rows, split, {}) for split, rows in others.items()]
 
-    def unused(self) -> str:
-        counts = [f"{len(rows):,} in {split}" for split, rows in self.others.items()]
+    def unused(self, also: Collection[str] = ()) -> str:
+        counts = [f"{len(rows):,} in {split}" for split, rows in self.others.items() if split not in also]
         return f"{few(counts)} are not used" if counts else ""
 
     def content(self, i: int, whole: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +51,9 @@ class NpzImages(ArrayImages):
         self.split = array
         self._others = others
 
-    def unused(self) -> str:
-        if not self._others:
-            return ""
-        return f"{self._others:,} in {'x_test' if self.split == 'x_train' else 'x_train'} are not used"
+    def unused(self, also: Collection[str] = ()) -> str:
+        other = "x_test" if self.split == "x_train" else "x_train"
+        return f"{self._others:,} in {other} are not used" if self._others and other not in also else ""
 
 
 def _read(path: str, split: str) -> tuple[dict[str, np.ndarray], list[str], dict[str, int]]:

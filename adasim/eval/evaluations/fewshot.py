@@ -87,7 +87,7 @@ class Fewshot(Evaluation):
         size = extractor.encoder.transform.size
         splits = open_all(source, size=size, exclude=extractor.exclude)
         for images in splits:
-            extractor.say(describe(images, unused=False))
+            extractor.say(describe(images, used=None))
         classes = sorted({name for images in splits for name in images.classes})
         values, labels, fingerprints = [], [], []
         for images in splits:

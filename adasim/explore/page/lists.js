@@ -17,13 +17,14 @@ function itemsOf(view) {
   });
 }
 
-// The image of a group that stays if its copies go: the only one with the verdict to keep it; or the one that was chosen
-// before any verdict; or the first that no other list leaves out.
+// The image of a group that stays if its copies go: the one that was chosen since the last undo; or the only one with the
+// verdict to keep it; or the first that no other list leaves out.
 const chosenKeepers = new Map();  // by the first image of the group
 function keeperOf({ ids }) {
+  if (chosenKeepers.has(ids[0])) return chosenKeepers.get(ids[0]);
   const kept = ids.filter((id) => (given(id, "duplicates") || {}).verdict === "keep");
   if (kept.length === 1) return kept[0];
-  return chosenKeepers.get(ids[0]) ?? ids.find((id) => !leftOutElsewhere(id, "duplicates")) ?? ids[0];
+  return ids.find((id) => !leftOutElsewhere(id, "duplicates")) ?? ids[0];
 }
 
 function changesFor(view, item, verdict, keeper = keeperOf(item)) {

@@ -104,6 +104,7 @@ function choose(step) {  // left and right within an item or a grid
 function takeBack() {
   const where = undo();
   if (!where) return say("There is nothing to undo.");
+  chosenKeepers.delete(where.ids[0]);
   say("The last verdict is undone.");
   if (current.feed) {
     const at = current.items.findIndex((item) => item.ids[0] === where.ids[0]);
@@ -206,6 +207,7 @@ $("theme").addEventListener("click", () => {
 addEventListener("hashchange", () => render());
 addEventListener("storage", (event) => {  // another tab of this page has a verdict
   if (event.key !== KEY) return;
+  chosenKeepers.clear();
   load();
   current.refresh ? current.refresh() : render(true);
 });
