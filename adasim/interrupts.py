@@ -93,9 +93,6 @@ class Interrupts:
     ) -> None:
         if self not in _open:
             return
-        for number, handler in self._before.items():
-            if handler is not None:  # None: it was not Python's, and cannot be put back
-                signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._writer_before)
         os.set_blocking(self._writer, True)
         os.write(
@@ -110,6 +107,9 @@ class Interrupts:
         for thread in self._threads:
             thread.join(0.5)
         _open.remove(self)
+        for number, handler in self._before.items():  # at last: an outer context's may raise from here on
+            if handler is not None:  # None: it was not Python's, and cannot be put back
+                signal.signal(number, handler)  # type: ignore[arg-type]
         if _open:
             _open[-1]._take_over(self)
 
@@ -119,7 +119,8 @@ class Interrupts:
         thread.start()
 
     def _take_over(self, other: Interrupts) -> None:
-        self.received, self._answered_at = other.received, other._answered_at
+        self.received = self.received or other.received
+        self._answered_at = self._answered_at or other._answered_at
         self.save_asked = other.save_asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -254,6 +254,8 @@ class ListHistory:
         return place
 
     def _distribution(self, places: slice | Tensor, tau: float) -> tuple[Tensor, Tensor]:
+        if isinstance(places, Tensor) and not len(places):
+            return torch.empty(0, self.k, dtype=torch.long), torch.empty(0, self.k, dtype=torch.double)
         neighbours, sums = self._ranked(places)
         return neighbours, softmax_of_sums(neighbours, sums, self.window, tau)
 

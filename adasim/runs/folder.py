@@ -161,8 +161,12 @@ class RunFolder:
         identity = _read_json(out / "run.json") if (out / "run.json").exists() else {}
         try:
             handle = FolderLock.take(out)
-            for folder in (out, out / "checkpoints", out / "history"):
-                remove_leftovers(folder)
+            try:
+                for folder in (out, out / "checkpoints", out / "history"):
+                    remove_leftovers(folder)
+            except BaseException:
+                handle.release()
+                raise
         except OSError as error:
             raise _unwritable(out, error) from error
         run = cls(out, config, facts, handle, identity, _older_version(saved))

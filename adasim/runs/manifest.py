@@ -26,10 +26,6 @@ class InvalidCheckpoint(Exception):  # noqa: N818
     """A checkpoint is not whole; the message says what is wrong with it."""
 
 
-class ForeignCheckpoint(InvalidCheckpoint):
-    """A whole checkpoint of another run."""
-
-
 class OtherFormat(InvalidCheckpoint):
     """A manifest that is whole and was written by another version of adasim."""
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from adasim.files import sha256_file
 from adasim.runs.manifest import (
     PLAIN,
-    ForeignCheckpoint,
     InvalidCheckpoint,
     OtherFormat,
     require_kind,
@@ -84,7 +83,7 @@ class Verifier:
             manifest = unseal(path / "manifest.json")
             step, groups, history = manifest["step"], manifest["groups"], manifest["history"]
             if self.run is not None and manifest["run"] != self.run:
-                raise ForeignCheckpoint("it belongs to another run")
+                raise InvalidCheckpoint("it belongs to another run")
             if step != order(path)[0]:
                 raise InvalidCheckpoint(f"its manifest speaks of step {step}")
             if not isinstance(manifest["info"], dict):

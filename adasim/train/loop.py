@@ -70,7 +70,7 @@ class Training:
         checkpoint = self.store.load_latest()
         with ranks.together():
             if checkpoint is not None:
-                state.load(checkpoint)
+                state.load(checkpoint, ranks.world)
             elif run.has_saved:
                 raise UserError(
                     f"The checkpoints of {run.path} are gone, and it had saved some. Restore them from a copy, "

@@ -63,7 +63,8 @@ def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tup
         if needed <= _MUCH * free:
             return 1, None
         amounts = f"{scaled(needed, 'B')} of the {scaled(free, 'B')} that are free on {ranks.device}"
-        return 1, f"A step of {share} images takes about {amounts}; --micro-batch takes less."
+        less = "--batch-size" if _draws_after_the_forward_pass(config) else "--micro-batch"
+        return 1, f"A step of {share} images takes about {amounts}; a smaller {less} takes less."
     fitting = [n for n in divisors(share) if ROOM * footprint.training_bytes(n) <= free]
     amounts = f"needs about {scaled(needed, 'B')} and {scaled(free, 'B')} are free on {ranks.device}"
     too_much = f"A step of {share} images {amounts}"
@@ -75,7 +76,7 @@ def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tup
     if has_batch_norm(config):
         raise UserError(
             f"{too_much}. Use --batch-size {size * ranks.world}; or --micro-batch {size}, which changes what is "
-            f"learnt: this network has batch norm, whose statistics then come from {size} images."
+            f"learnt: this network has batch norm, whose statistics then come from {size * ranks.world} images."
         )
     _check_timing(config, share // size)
     return share // size, f"{too_much}: it is done in {share // size} micro-batches of {size}."
@@ -123,7 +124,9 @@ def out_of_memory_in_words(config: Config, state: TrainState) -> Iterator[None]:
         images = state.part.images
         smaller = [n for n in divisors(images) if n <= images // 2]
         way_out = f"--micro-batch {max(smaller)}" if smaller else "a smaller --model.name or --views.size"
-        if smaller and has_batch_norm(config):
+        if smaller and _draws_after_the_forward_pass(config):
+            way_out = "a smaller --batch-size, or --neighbors.timing previous with --micro-batch"
+        elif smaller and has_batch_norm(config):
             way_out += " (its batch norms then see fewer images at a time) or a smaller --batch-size"
         raise UserError(
             f"Out of memory in a step of {images} images at once ({told.splitlines()[0][:150]}). Use {way_out}."
@@ -181,8 +184,12 @@ def _bytes_of_views(config: Config, images: int) -> int:
     return 12 * images * (2 * views.size**2 + views.local_crops * views.local_size**2)
 
 
+def _draws_after_the_forward_pass(config: Config) -> bool:
+    return config.neighbors.timing == "current" and PAIRS[config.pairs].draws_from_memory
+
+
 def _check_timing(config: Config, count: int) -> None:
-    if count > 1 and config.neighbors.timing == "current" and PAIRS[config.pairs].draws_from_memory:
+    if count > 1 and _draws_after_the_forward_pass(config):
         raise UserError(
             "neighbors.timing=current draws partners after a whole batch's forward pass, so it cannot be done in "
             "micro-batches. Use a smaller --batch-size, or --neighbors.timing previous."

@@ -12,6 +12,7 @@ Three vital signs, each on a scale that does not depend on the model's size:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,6 +24,8 @@ FLAT = "The features use only"
 TEACHER = "The teacher's output is"
 BEGINNINGS = (ALIKE, FLAT, TEACHER)
 """Of the watch's sentences."""
+READINGS = ("feature_spread", "rankme", "teacher_entropy_share")
+"""Names of the vital signs, as they are logged of every epoch."""
 ROWS = 2048
 """RankMe looks at no more features than this: the cost is cubic and the answer settles early."""
 
@@ -80,19 +83,29 @@ class CollapseWatch:
         Returns:
             A sentence for every sign that has just turned bad.
         """
-        said: list[str] = []
         self.readings = {}
         features = features.detach().float()
         features = features[features.isfinite().all(dim=1)]
         if len(features) >= 16:  # fewer say little about rank or spread
-            said += self._read_features(features[:: math.ceil(len(features) / ROWS)])
+            few = features[:: math.ceil(len(features) / ROWS)]
+            self.readings |= {"feature_spread": float(feature_spread(few)), "rankme": rankme(few)}
         if teacher_entropy is not None and self.out_dim is not None and math.isfinite(teacher_entropy):
-            said += self._read_entropy(teacher_entropy, self.out_dim)
+            self.readings["teacher_entropy_share"] = teacher_entropy / math.log(self.out_dim)
+        return self._judge(self.readings, features.shape[1])
+
+    def recall(self, readings: Mapping[str, float | None]) -> None:
+        """Take note of what was read in an earlier epoch, in a run that goes on."""
+        self._judge({name: value for name, value in readings.items() if value is not None}, 0)
+
+    def _judge(self, readings: Mapping[str, float], width: int) -> list[str]:
+        said = []
+        if "feature_spread" in readings and "rankme" in readings:
+            said += self._judge_features(readings["feature_spread"], readings["rankme"], width)
+        if "teacher_entropy_share" in readings:
+            said += self._judge_entropy(readings["teacher_entropy_share"])
         return said
 
-    def _read_features(self, features: Tensor) -> list[str]:
-        spread, rank = float(feature_spread(features)), rankme(features)
-        self.readings |= {"feature_spread": spread, "rankme": rank}
+    def _judge_features(self, spread: float, rank: float, width: int) -> list[str]:
         said = []
         if self._alike.read(spread < self.SPREAD):
             said.append(
@@ -102,25 +115,23 @@ class CollapseWatch:
             )
         if self._flat.read(rank < self.RANK):
             said.append(
-                f"{FLAT} {rank:.1f} of {features.shape[1]} directions (RankMe): most of what "
+                f"{FLAT} {rank:.1f} of {width} directions (RankMe): most of what "
                 f"could tell images apart is lost. Lower --optim.lr or --optim.weight-decay, or make the "
                 f"views harder (a smaller --views.scale)."
             )
         return said
 
-    def _read_entropy(self, entropy: float, out_dim: int) -> list[str]:
-        share = entropy / math.log(out_dim)
-        self.readings["teacher_entropy_share"] = share
+    def _judge_entropy(self, share: float) -> list[str]:
         said = []
         if self._uniform.read(share > self.UNIFORM):
             said.append(
-                f"{TEACHER} uniform: its entropy is {share:.2%} of ln({out_dim}), so it says "
+                f"{TEACHER} uniform: its entropy is {share:.2%} of ln({self.out_dim}), so it says "
                 f"the same of every image and there is nothing to learn from it. Sharpen it with a lower "
                 f"--dino.teacher-temp, or let the centre follow slower (a higher --dino.center-momentum)."
             )
         if self._one_hot.read(share < self.ONE_HOT):
             said.append(
-                f"{TEACHER} one-hot: its entropy is {share:.2%} of ln({out_dim}). If all "
+                f"{TEACHER} one-hot: its entropy is {share:.2%} of ln({self.out_dim}). If all "
                 f"images share one prototype, this is a collapse. Soften it with a higher "
                 f"--dino.teacher-temp, or let the centre follow faster (a lower --dino.center-momentum)."
             )

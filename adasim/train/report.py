@@ -19,10 +19,10 @@ from adasim.methods import Step
 from adasim.models import Backbone
 from adasim.neighbors import PairPolicy
 from adasim.ranks.processes import Distributed
-from adasim.runs.metrics import MetricsLog, Pace
+from adasim.runs.metrics import MetricsLog, Pace, read_metrics
 from adasim.runs.trackers import FILES, open_tracker
 from adasim.runs.unreadable import UNREADABLE_FILE
-from adasim.train.monitor import CollapseWatch
+from adasim.train.monitor import READINGS, CollapseWatch
 from adasim.train.progress import Progress
 from adasim.train.state import TrainState
 
@@ -69,6 +69,9 @@ class Reporter:
                         f"then: adasim pretrain --resume {self.path}"
                     ) from error
         self.pace = Pace() if self.metrics is None else self.metrics.pace
+        if self.metrics is not None:
+            for line in read_metrics(self.path):
+                self.watch.recall({name: line.get(f"epoch_{name}") for name in READINGS})
         self._follow()
         self.bar.step = self.state.step
         self._stack.enter_context(self.bar)

@@ -42,7 +42,7 @@ class StopRequests(Interrupts):
         if self.received is None and terminal.is_unread():
             self.received = signal.SIGPIPE
         if self.received is None and self.save_asked and _slurm_job():
-            self.received = signal.SIGUSR1
+            return signal.SIGUSR1  # not kept: a run that is complete by then has not been interrupted
         return self.received
 
     def take_save(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import Config
 from adasim.data import ImageSet, PairLoader, worker_count
@@ -121,11 +122,11 @@ class TrainState:
         name = store.write_history(epoch, self.memory.epoch_lists(epoch))
         return store.ranks.gather((self.memory.rows.start, name))
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Take over a checkpoint of a run with the same settings, saved by any number of ranks.
+    def load(self, checkpoint: Checkpoint, world: int = 1) -> None:
+        """Take over a checkpoint of a run with the same settings, saved by any number of ranks, on `world` ranks.
 
         Raises:
-            UserError: it was reached with other settings.
+            UserError: it was reached with other settings, or batch norms would see other numbers of images at once.
         """
         info = checkpoint.info
         if changed := changed_settings(info["settings"], self.settings):
@@ -149,11 +150,29 @@ class TrainState:
         # Micro-batches that were chosen by memory stay as large as they were, so as to reach the same bits. Earlier
         # checkpoints have a number also where nothing was split: a rank's whole share.
         share = len(self.recent[-1]) if self.recent else 0  # of the ranks that saved
-        chosen = self.settings["micro_batch"] == "auto"
-        if chosen and (size := info.get("micro_batch", share)) < share:
+        size = info.get("micro_batch", share)
+        if self.settings["micro_batch"] != "auto":
+            self._check_batch_norm(size, share, world)
+        elif size < share:
             self.part.cut(self.part.images // size)
         if self.memory is not None:
             load_memory(self.memory, checkpoint)
+
+    def _check_batch_norm(self, size: int, share: int, world: int) -> None:
+        """Refuse to go on from micro-batches of `size` of ranks with `share` images each, if batch norm would notice.
+
+        Over ranks it takes its statistics from one micro-batch of each of them.
+        """
+        if not share or not any(isinstance(layer, _BatchNorm) for layer in self.method.modules()):
+            return
+        before = self.settings["batch_size"] // share
+        if size * before != self.part.images * world:
+            raise UserError(
+                f"Cannot go on with {world} {'process' if world == 1 else 'processes'}: with --micro-batch "
+                f"{self.part.images} the batch norms of this network would take their statistics from "
+                f"{self.part.images * world} images, and took them from {size * before}. Use {before}, as before, or "
+                f"start a new run with another --out."
+            )
 
     def bytes_on_disk(self, ranks: Distributed, keep: int) -> tuple[int, int]:
         """Of one checkpoint, and of the history files that `keep` of them need: the tensors of all ranks."""

@@ -276,7 +276,7 @@ def test_features_of_which_it_is_not_clear_whose_they_are_are_refused(
     monkeypatch.chdir(photos)
     for split in ("train", "test"):
         shutil.copytree("photos", f"divided/{split}")
-    named = {} if files is None else {"files": np.array(files)}
+    named: dict[str, Any] = {} if files is None else {"files": np.array(files)}
     np.savez("named.npz", features=np.eye(2, dtype=np.float32), **named)
     with pytest.raises(UserError, match=re.escape(words)):
         open_features(Path("named.npz"), "divided", Options(), print)

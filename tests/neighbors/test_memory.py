@@ -1,6 +1,7 @@
 """The memory against a second implementation from the equations: dictionaries, one image at a time."""
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -163,6 +164,16 @@ def test_observe_searches_before_it_writes() -> None:
     similarities, neighbours = memory.observe(torch.tensor([0]), torch.tensor([[6.0, 8.0]]))
     assert neighbours[0, 0] == 2
     assert similarities[0, 0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("support", ["topk", "union"])
+def test_no_images_have_no_neighbours(support: Literal["topk", "union"]) -> None:
+    memory = NeighborMemory(3, 2, window=1, k=2, support=support)
+    none = torch.empty(0, dtype=torch.long)
+    assert [found.shape for found in memory.observe(none, torch.empty(0, 2))] == [(0, 2), (0, 2)]
+    memory.end_epoch()
+    assert [found.shape for found in memory.distribution(none, 0.2)] == [(0, 2), (0, 2)]
+    assert memory.draw_partners(1, 0.2, 0, none).shape == (0,)
 
 
 def test_the_gate_by_hand() -> None:

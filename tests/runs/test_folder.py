@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -298,6 +299,15 @@ def test_one_process_cannot_open_a_run_twice(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
     run.close()
     run.close()
+    RunFolder.open(tmp_path).close()
+
+
+def test_a_run_that_cannot_be_tidied_up_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path).close()
+    with monkeypatch.context() as patch:
+        patch.setattr("adasim.runs.folder.remove_leftovers", MagicMock(side_effect=OSError(5, "broken")))
+        with pytest.raises(UserError, match="broken"):
+            RunFolder.open(tmp_path)
     RunFolder.open(tmp_path).close()
 
 

@@ -189,6 +189,30 @@ def test_only_what_was_split_is_split_by_a_resume_with_fewer_ranks(
     assert (resumed.part.count, resumed.part.images) == expected
 
 
+@pytest.mark.parametrize(("model", "refused"), [("resnet_tiny", True), ("vit_mini", False)])
+def test_batch_norm_of_micro_batches_keeps_to_its_number_of_ranks(
+    tmp_path: Path, model: str, refused: bool
+) -> None:
+    """Over ranks its statistics come from one micro-batch of each."""
+    config = _config(
+        method="simsiam" if refused else "dino", model__name=model, pairs="standard", micro_batch=4
+    )
+    saved = build_state(config, 48, micro_batches=4)
+    saved.recent.append(torch.zeros(16, saved.method.feature_dim))  # of a step
+    saved.save(CheckpointStore(tmp_path, keep=1))
+    checkpoint = CheckpointStore(tmp_path, keep=1).load_latest()
+    assert checkpoint is not None
+    build_state(config, 48, micro_batches=4).load(checkpoint)
+    ranks = FirstOfTwo(0, 2, torch.device("cpu"))
+    on_two = build_state(config, 48, ranks, micro_batches=2)
+    if not refused:
+        return on_two.load(checkpoint, world=2)
+    with pytest.raises(
+        UserError, match=r"with 2 processes.* from 8 images, and took them from 4. Use 1, as before"
+    ):
+        on_two.load(checkpoint, world=2)
+
+
 def test_auto_takes_the_largest_part_that_fits() -> None:
     config = get_recipe("desk-vit")
     footprint = Footprint.count(config)
@@ -254,6 +278,12 @@ def test_out_of_memory_is_a_sentence_with_a_size(small: Small) -> None:
     with (
         pytest.raises(UserError, match=r"step of 16 images at once .* Use --micro-batch 8\."),
         out_of_memory_in_words(config, build_state(config, 48)),
+    ):
+        torch.empty(1 << 50)
+    current = small(neighbors__timing="current")  # which micro-batches cannot do
+    with (
+        pytest.raises(UserError, match=r"Use a smaller --batch-size, or --neighbors.timing previous"),
+        out_of_memory_in_words(current, build_state(current, 48)),
     ):
         torch.empty(1 << 50)
     with pytest.raises(RuntimeError, match="shape"), out_of_memory_in_words(config, build_state(config, 48)):

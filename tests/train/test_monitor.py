@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim.train.monitor import CollapseWatch
+from adasim.train.monitor import READINGS, CollapseWatch
 
 # When it speaks
 
@@ -55,6 +55,22 @@ def test_features_that_fall_together_are_reported_at_once_and_again_after_a_reco
     assert watch.update(alike(0.05)) == []
     assert watch.update(healthy()) == []
     assert len(watch.update(alike(0.05))) == 1
+
+
+def test_a_watch_that_recalls_earlier_readings_says_what_one_that_never_stopped_would() -> None:
+    """As in a run that is resumed after every epoch."""
+    for epochs in ([healthy(), alike(0.05), alike(0.05)], [alike(0.05)] * 7):
+        straight, said = CollapseWatch(), []
+        logged: list[dict[str, float | None]] = []
+        expected = [straight.update(features) for features in epochs]
+        for features in epochs:
+            watch = CollapseWatch()
+            for readings in logged:
+                watch.recall(readings)
+            said.append(watch.update(features))
+            logged.append({name: watch.readings.get(name) for name in READINGS})
+        assert said == expected
+        assert sum(map(len, said)) == 1
 
 
 def test_features_on_two_directions_are_reported() -> None:
