@@ -19,8 +19,11 @@ class Prototypes(nn.Module):
         self.weight_g = nn.Parameter(torch.ones(out_dim, 1), requires_grad=not frozen_gain)
 
     def forward(self, x: Tensor) -> Tensor:
+        v, g = self.weight_v, self.weight_g
+        if v.is_meta:  # where torch 2.6 has no gradient of the operation below
+            return F.linear(x, v * (g / v.norm(dim=1, keepdim=True)))
         # As torch's own weight norm does it: in two passes over the weights, where plain operations take ten.
-        return F.linear(x, torch._weight_norm(self.weight_v, self.weight_g, 0))  # (B, out_dim)
+        return F.linear(x, torch._weight_norm(v, g, 0))  # (B, out_dim)
 
 
 class DinoHead(nn.Module):

@@ -138,7 +138,10 @@ def _lines(subject: Subject, to: str) -> tuple[str, str]:
                 f'timm.create_model("{subject.architecture}", checkpoint_path="model.safetensors", '
                 f"num_classes=0{arguments})"
             )
-            note = 'Or all at once, arguments included: `timm.create_model("local-dir:FOLDER", pretrained=True)`.'
+            note = (
+                "Or all at once, arguments included, with timm 1.0.29 or newer: "
+                '`timm.create_model("local-dir:FOLDER", pretrained=True)`.'
+            )
             return f"import timm\n\n{pixels}\nnet = {create}\nfeatures = net.eval()(pixels)", note
         create = f'timm.create_model("{subject.timm_name}", checkpoint_path="model.safetensors")'
         note = "timm has no argument for this stem, so `adasim_model.py` makes the network known to it."
