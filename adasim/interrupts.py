@@ -94,10 +94,9 @@ class Interrupts:
         if self not in _open:
             return
         signal.set_wakeup_fd(self._writer_before)
+        # Closing alone would not end the thread that watches: forked processes have the pipe open, too.
         os.set_blocking(self._writer, True)
-        os.write(
-            self._writer, _END
-        )  # closing would not end the thread: forked processes have the pipe open, too
+        os.write(self._writer, _END)
         os.close(self._writer)
         if self._timer is not None:
             self._timer.cancel()
