@@ -40,7 +40,7 @@ def simsiam_short() -> Config:
 
 
 def simsiam_more() -> Config:
-    """SimSiam with four times the images and a quarter of the epochs: as many steps of training and of warm-up."""
+    """SimSiam with four times the images and a quarter of the epochs: as many steps, some 470 of them of warm-up."""
     config = simsiam()
     config.epochs, config.optim.warmup_epochs, config.eval.every = EPOCHS // 4, 3, 5
     return config
@@ -130,7 +130,7 @@ def build(method: str, arm: str, seed: int) -> Config:
         raise SystemExit(f"{method}/{arm}/{seed}: pairs {pairs} have no {strange[0]} that an arm may change.")
     own: Any = None
     if pairs == "confident":
-        # The policy's own 5 epochs and 0.8 are for 20,000 images; 5,000 of them take a quarter of the steps.
+        # The policy's own 5 epochs and 0.8 are for 20,000 images; an epoch of 5,000 has a quarter of the steps.
         slower = {} if method == "simsiam-more" else {"start": 20, "decay": 0.9}
         whole = {name: int(values[name]) for name in ("start", "partners") if name in values}
         own = ConfidentSettings(**(slower | values | whole))  # type: ignore[arg-type]
