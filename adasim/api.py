@@ -62,7 +62,7 @@ def knn_during_training(encoder: Backbone, images: ImageSet, config: Config) -> 
         encoder,
         images,
         EvalTransform.for_run(config),
-        device=next(encoder.parameters()).device,
+        device=encoder.device,
         workers=worker_count(config.data.workers),
         seed=config.seed,
     )
@@ -74,7 +74,7 @@ def evaluate(
     """Measure an encoder: what `adasim eval` does, with the figures as values.
 
     Args:
-        model: a run folder, a `backbone.safetensors`, a timm model name, or an encoder that is loaded.
+        model: what the command line calls MODEL (docs/use.md), or an encoder that is loaded.
         evaluation: `knn`, `linear`, `fewshot`, `segmentation`, `views`, or one of your own (docs/extending.md).
         data: the images, as after `--data` or for `pretrain`; the run's own by default.
         save: append the results to the run's results.jsonl, or to the file `results=...`.

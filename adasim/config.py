@@ -123,8 +123,8 @@ class ModelConfig:
     drop_path: float = 0.1
     """Stochastic depth of the student (linear from 0 over the blocks); the teacher has none."""
     init: str = ""
-    """Weights that the encoder starts from: an earlier run, a file (.safetensors, or .pth as DINO published them), or
-    a timm name, whose pretrained weights are downloaded. Empty: fresh ones."""
+    """Weights that the encoder starts from: an earlier run, a file (.safetensors, .pth), a folder with config.json
+    (of timm or transformers), hf-hub:OWNER/NAME, or a timm name, whose weights are downloaded. Empty: fresh ones."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.")

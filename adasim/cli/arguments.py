@@ -10,16 +10,16 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from adasim.cli.reading import read_options
+from adasim.cli.using import Model
 from adasim.eval.evaluations.base import with_options
 from adasim.registry import EVALUATIONS
 
 
 @dataclass(kw_only=True)
-class Model:
+class Encoder:
     """Which encoder."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run folder, a backbone.safetensors, or a timm model name."""
+    model: Model
 
 
 @dataclass(kw_only=True)
@@ -32,6 +32,6 @@ class TableArguments:
 
 
 def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
-    """The evaluation `name`, filled in; it has the fields of `Options` and of `Model` too."""
-    kind = with_options(EVALUATIONS[name], Model)
+    """The evaluation `name`, filled in; it has the fields of `Options` and of `Encoder` too."""
+    kind = with_options(EVALUATIONS[name], Encoder)
     return read_options(kind, arguments, f"eval {name}")

@@ -18,11 +18,10 @@ class EmbedArguments(Reading):
 
     adasim embed runs/photos --data photos/ --out features.npz
 
-    MODEL is a run folder, a backbone.safetensors, or a timm model name. Interrupted, the same command goes on where
-    it stopped; done before, it writes the file at once. Images that cannot be read are left out and named."""
+    Interrupted, the same command goes on where it stopped; done before, it writes the file at once. Images that
+    cannot be read are left out and named."""
 
     model: Model
-    """A run folder, a backbone.safetensors, or a timm model name."""
     data: str
     """A folder of images, an .npz file, hf:NAME or synthetic[:COUNT]."""
     out: Path

@@ -21,6 +21,7 @@ from adasim import terminal
 from adasim.cli.arguments import TableArguments, parse_evaluation
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
+from adasim.cli.using import MODEL
 from adasim.errors import UserError
 from adasim.eval.extractor import open_extractor
 from adasim.eval.results import column_order, compare
@@ -79,8 +80,7 @@ def show_evaluations(console: Console) -> None:
     console.print(lines)
     console.print(
         Text.assemble(
-            "\nMODEL is a run folder, a backbone.safetensors, or a timm model name. Results are kept in the "
-            "run's results.jsonl.\n",
+            f"\nMODEL: {MODEL} Results are kept in the run's results.jsonl.\n",
             ("adasim eval WHAT --help", "bold"),
             " shows every option.",
         )

@@ -44,7 +44,9 @@ class What:
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
     """A run folder: its own images, and the neighbours that it has learned."""
     backbone: str | None = None
-    """Instead of a run: a timm model, a backbone.safetensors or a run folder, for the images of --data."""
+    """Instead of a run, for the images of --data: a timm model name, NAME:FILE (a model's name and a file of its
+    weights), a folder with config.json (of adasim export, timm or transformers), hf-hub:OWNER/NAME, a run folder, a
+    backbone.safetensors, or pixels (raw)."""
     features: Path | None = None
     """Instead of a run: an .npz file with an array `features` (images, width) for the images of --data, as `adasim
     embed` writes it; a row for each, or an array `files` of names."""

@@ -27,7 +27,6 @@ class ExportArguments:
     well it does."""
 
     model: Model
-    """A run folder, a backbone.safetensors, or a timm model name."""
     to: Literal["timm", "hf", "onnx", "pt2"]
     """For which library."""
     out: Path | None = None

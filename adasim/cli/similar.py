@@ -24,11 +24,10 @@ class SimilarArguments(Reading):
 
     adasim similar runs/photos cat.jpg --in photos/
 
-    MODEL is a run folder, a backbone.safetensors, or a timm model name. The features of the folder are made once and
-    kept: after `adasim embed`, or another question, the answer comes at once."""
+    The features of the folder are made once and kept: after `adasim embed`, or another question, the answer comes at
+    once."""
 
     model: Model
-    """A run folder, a backbone.safetensors, or a timm model name."""
     image: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")]
     """The image to compare with; it may lie in the folder, and is then not among the answers."""
     among: Annotated[str, tyro.conf.arg(name="in")]

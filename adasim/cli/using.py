@@ -1,4 +1,4 @@
-"""What `embed`, `similar` and `export` ask alike. Nothing here imports torch, so that `--help` is quick."""
+"""What `eval`, `embed`, `similar` and `export` ask alike. Nothing here imports torch, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import tyro
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A switch without its `--no-` twin."""
-Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-"""A run folder, a backbone.safetensors, or a timm model name."""
+MODEL = (
+    "A run folder, a timm model name, NAME:FILE (a model's name and a file of its weights), a folder with "
+    "config.json (of adasim export, timm or transformers), hf-hub:OWNER/NAME, backbone.safetensors, or pixels (raw)."
+)
+"""What every command takes; docs/use.md has it as a table."""
+Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL)]
 
 
 @dataclass(kw_only=True)

@@ -1,18 +1,13 @@
-"""What is measured: the encoder of a run, of a file, or of timm, with the view of images that it expects."""
+"""What is measured: the encoder of a run or of weights that others trained, with the view that it expects."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import huggingface_hub.constants
 import timm
 
 from adasim import seeding
@@ -21,8 +16,20 @@ from adasim.errors import UserError
 from adasim.eval.features import default_folder, require_size
 from adasim.eval.results import RESULTS_FILE
 from adasim.fields import at_least
-from adasim.models import BACKBONE_FILE, Backbone, build_backbone, load_backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models import (
+    BACKBONE_FILE,
+    PIXELS,
+    Backbone,
+    EvalTransform,
+    build_backbone,
+    build_from,
+    load_backbone,
+    parse_source,
+    pixels,
+    read_weights,
+)
+from adasim.models.files import is_ours
+from adasim.models.published import WEIGHTS_FILES
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.folder import RunFolder, check_source
 
@@ -82,31 +89,37 @@ def open_encoder(
     """The encoder that a person names.
 
     Args:
-        model: a run folder, a `backbone.safetensors`, a model name of timm or adasim, or an encoder that is
-            loaded already.
+        model: what `adasim.models.weights` lists, or an encoder that is loaded already.
         random_weights: measure an untrained model of that name.
         size: side in pixels of what the encoder sees, instead of its own.
         named_size: the same for a model that is known by its name, where `size` does not say.
     """
     if size is not None:
         at_least("size", size, 1)
-    path = Path(model) if isinstance(model, str | Path) else None
-    stored = path is not None and (path.exists() or os.sep in str(model) or path.suffix == ".safetensors")
-    if random_weights and (stored or path is None):
-        what = str(path) if stored else "an encoder that is loaded"
+    if isinstance(model, str | Path):
+        name, path = parse_source(str(model))
+    elif isinstance(model, Backbone):
+        name, path = "", None
+    else:
+        raise UserError(
+            f"{type(model).__name__} is no encoder. Give a run folder, a timm model name, a file as NAME:FILE, or "
+            f"what adasim.load_backbone returns."
+        )
+    if random_weights and (path is not None or isinstance(model, Backbone)):
+        what = path or "an encoder that is loaded"
         raise UserError(f"--random-weights is for a model's name; {what} has weights of its own.")
+    size = size or (named_size if name else None)
     if isinstance(model, Backbone):
         encoder = Encoder(str(model.spec["name"]), model, model.transform, "an encoder in memory")
-    elif path is None:
-        raise UserError(
-            f"{type(model).__name__} is no encoder. Give a run folder, a backbone.safetensors, a timm model name, "
-            f"or what adasim.load_backbone returns."
-        )
-    elif stored:
-        encoder = _from_path(path)
+    elif random_weights:
+        encoder = _untrained(name, size)
+    elif name == PIXELS:
+        encoder = Encoder(PIXELS, pixels(size), pixels().transform, "no encoder", named=True)
+    elif path is not None and is_ours(path / BACKBONE_FILE if path.is_dir() else path):
+        encoder = _from_ours(path)
     else:
-        size = size or named_size
-        encoder = _from_name(str(model), random_weights, size)
+        encoder = _from_weights(str(model), name, path, size)
+    if name:
         encoder.usual_size = named_size or encoder.usual_size
     encoder.resized = size is not None
     if size is not None:
@@ -116,11 +129,9 @@ def open_encoder(
     return encoder
 
 
-def _from_path(path: Path) -> Encoder:
+def _from_ours(path: Path) -> Encoder:
+    """The encoder of a run, or of a file that a run wrote."""
     folder = path if path.is_dir() else path.parent
-    if path.is_dir() and not (path / BACKBONE_FILE).is_file():
-        RunFolder.open(path, lock=False)  # says so if it is no run at all
-        raise UserError(f"{path} has no {BACKBONE_FILE} yet. Let its first epoch end, then measure it.")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         backbone = load_backbone(path)
@@ -154,58 +165,31 @@ def _pretraining(run: Path) -> tuple[str, str, str]:
     return config.method, config.pairs, config.data.source
 
 
-def _from_name(name: str, random_weights: bool, size: int | None) -> Encoder:
-    pretrained = ":" not in name and timm.is_model_pretrained(name)
-    if not random_weights and pretrained:
-        net = _download(name, size)
-        spec = {"name": name, "timm": name, "image_size": net.pretrained_cfg["input_size"][-1]}
-        width = getattr(net, "head_hidden_size", None) or net.num_features
-        backbone = Backbone(net, spec | {"dim": width}, EvalTransform.for_timm(net)).eval()
-        return Encoder(name, backbone, backbone.transform, "timm's pretrained weights", named=True)
+def _from_weights(model: str, name: str, path: Path | None, size: int | None) -> Encoder:
+    """The encoder of weights that others trained or wrote."""
+    weights = read_weights(model)
+    backbone = build_from(weights, model, size)
+    note = None
+    if weights.transform is None:
+        note = (
+            f"{model} does not say how its images were normalised: ImageNet's mean and std and "
+            f"{backbone.transform.size} pixels are assumed (--size changes the latter)."
+        )
+    if path is None:
+        known, origin = name.rpartition("/")[2], "pretrained weights"
+    else:
+        known = path.parent.name if path.name in WEIGHTS_FILES else path.stem if path.is_file() else path.name
+        origin = "weights of a file"
+    return Encoder(known, backbone, backbone.transform, origin, named=bool(name), note=note)
+
+
+def _untrained(name: str, size: int | None) -> Encoder:
     try:
         with seeding.seeded(seeding.key(0, "random weights")):
             model = ModelConfig(name=name, drop_path=0.0)
             backbone = build_backbone(model, size or _USUAL_SIZE, student=False).eval()
     except UserError as error:
         raise UserError(f"{name} is no run folder and no file. {error}") from None
-    if not random_weights:
-        raise UserError(
-            f"There are no trained weights called {name}. Name a run folder, or measure an untrained encoder "
-            f"with --random-weights."
-        )
+    pretrained = timm.is_model_pretrained(name)
     transform = EvalTransform.for_timm(backbone.net) if pretrained else EvalTransform.of_size(_USUAL_SIZE)
     return Encoder(name, backbone, transform, "random weights, untrained", named=True)
-
-
-def _download(name: str, size: int | None) -> Any:
-    """A timm model with its weights, from the local cache or the network."""
-    defaults = timm.get_pretrained_cfg(name)
-    fixed = size is not None and defaults is not None and defaults.fixed_input_size
-    # timm interpolates a ViT's positions as it loads them.
-    kwargs: dict[str, Any] = {"img_size": size} if fixed else {}
-    try:
-        with _no_long_wait():
-            return timm.create_model(name, pretrained=True, num_classes=0, **kwargs)
-    except Exception as error:  # the hub's own errors derive from nothing narrower
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise UserError(
-            f"The weights of {name} are not on this machine and cannot be fetched ({reason}). Connect to the "
-            f"network once, or measure an untrained encoder with --random-weights."
-        ) from None
-
-
-@contextmanager
-def _no_long_wait() -> Iterator[None]:
-    """Without a network the hub would try again for a minute; look at its local cache alone then."""
-    constants: Any = huggingface_hub.constants
-    before = constants.HF_HUB_OFFLINE
-    proxies = any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
-    if not (before or proxies):
-        try:
-            socket.create_connection(("huggingface.co", 443), timeout=3).close()
-        except OSError:
-            constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before

@@ -186,7 +186,7 @@ def open_extractor(
     loaded = isinstance(model, Backbone) and options.device == "auto"  # stays where it is
     return Extractor(
         encoder,
-        device=next(encoder.backbone.parameters()).device if loaded else pick_device(options.device),
+        device=encoder.backbone.device if loaded else pick_device(options.device),
         workers=options.workers,
         cached=not options.no_cache,
         seed=options.seed,

@@ -128,7 +128,7 @@ def encode(backbone: Backbone, views: Tensor, kind: FeatureKind = "pooled") -> T
 
 def require_size(backbone: Backbone, size: int) -> None:
     """A sentence if the encoder cannot look at images of this side: a black one is tried."""
-    pixels = torch.zeros(1, 3, size, size, device=next(backbone.parameters()).device)
+    pixels = torch.zeros(1, 3, size, size, device=backbone.device)
     try:
         with frozen(backbone), torch.inference_mode():
             backbone(pixels)

@@ -12,9 +12,12 @@ deep stem (three 3x3 convolutions, the first with stride 2) and with `stem="no_p
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import timm
+import torch
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
@@ -29,7 +32,7 @@ VITS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit_small": ("vit_small_patch16_224", {}),
     "vit_base": ("vit_base_patch16_224", {}),
 }
-_RESNETS: dict[str, tuple[str, dict[str, Any]]] = {
+RESNETS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet_tiny": (
         "resnet18",
         {"layers": [1, 1, 1, 1], "channels": [16, 32, 64, 128], "stem_type": "deep", "stem_width": 8},
@@ -55,6 +58,11 @@ class Backbone(nn.Module):
         self.spec = spec
         self.dim: int = spec["dim"]
         self.transform = transform or EvalTransform.of_size(spec.get("image_size", 224))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; raw pixels have none, and are taken where they come from."""
+        return next(self.parameters(), torch.empty(0)).device
 
     def forward(self, x: Tensor) -> Tensor:
         """Pooled feature (B, D) of images (B, C, H, W): a ViT's CLS after the final norm, a ResNet's mean."""
@@ -103,7 +111,7 @@ def build_backbone(config: ModelConfig, image_size: int, channels: int = 3, *, s
     """
     spec = _describe(config, image_size, channels)
     extra: dict[str, Any] = {}
-    if config.name in _RESNETS:
+    if config.name in RESNETS:
         extra["zero_init_last"] = config.zero_init_residual
     elif student and config.drop_path > 0:
         extra["drop_path_rate"] = config.drop_path
@@ -148,6 +156,51 @@ def check_patches(config: ModelConfig, name: str, size: int) -> None:
         )
 
 
+def is_timm(name: str) -> bool:
+    """Whether timm has this architecture, which may have a tag: resnet50.a1_in1k."""
+    return ":" not in name and timm.is_model(name.split(".")[0])  # "hf-hub:..." would go to the network
+
+
+def nearest_models(name: str) -> str:
+    """A sentence for somebody who has mistyped a model's name."""
+    known = [*VITS, *RESNETS, *timm.list_models()]
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [*VITS, *RESNETS]
+    return f"The nearest names are {', '.join(nearest)}."
+
+
+def configuration(
+    name: str, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> ModelConfig | None:
+    """Name, patch size and stem of an encoder that a model's name and arguments for timm describe, and its weights.
+
+    adasim's own names come first, also for timm's models that are the same: those ViTs take views of any size.
+    None if a configuration cannot say it.
+    """
+    sizes = (
+        "img_size",
+        "dynamic_img_size",
+        "patch_size",
+        "in_chans",
+        "num_classes",
+    )  # or seen from the weights
+    special = {key: value for key, value in arguments.items() if key not in sizes}
+    plain = re.sub(r"(patch)\d+_\d+$", r"\g<1>16_224", name.split(".")[0])
+    own = [
+        known
+        for known, (base, kwargs) in (VITS | RESNETS).items()
+        if (base == plain and kwargs == special) or (known == name and special in ({}, kwargs))
+    ]
+    if not own:
+        is_plain = is_timm(name) and not special and "patch_size" not in arguments
+        return ModelConfig(name=name) if is_plain else None
+    model = ModelConfig(name=own[0])
+    first = tensors.get("patch_embed.proj.weight" if model.name in VITS else "conv1.weight", torch.empty(0))
+    if model.name in VITS and first.ndim == 4:
+        model.patch_size = first.shape[-1]
+    model.small_stem = model.name in RESNETS and first.ndim == 4 and first.shape[-1] == 3
+    return model
+
+
 def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, Any]:
     """The spec of `config`'s encoder, without the width that only the built model knows."""
     name, stem = config.name, None
@@ -155,18 +208,16 @@ def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, 
         check_patches(config, "views.size", image_size)
         timm_name, kwargs = VITS[name]
         kwargs = kwargs | {"patch_size": config.patch_size, "img_size": image_size, "dynamic_img_size": True}
-    elif name in _RESNETS:
-        timm_name, kwargs = _RESNETS[name]
+    elif name in RESNETS:
+        timm_name, kwargs = RESNETS[name]
         stem = "3x3" if config.small_stem else "no_pool" if name == "resnet_tiny" else None
-    elif ":" not in name and timm.is_model(name.split(".")[0]):  # "hf-hub:..." would go to the network
+    elif is_timm(name):
         defaults = timm.get_pretrained_cfg(name.split(".")[0])
         timm_name, kwargs = name, {"img_size": image_size} if defaults and defaults.fixed_input_size else {}
     else:
-        known = [*VITS, *_RESNETS, *timm.list_models()]
-        nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [*VITS, *_RESNETS]
-        raise UserError(f"Unknown model.name={name!r}. The nearest names are {', '.join(nearest)}.")
-    if config.small_stem and name not in _RESNETS:
-        raise UserError(f"model.small_stem is for {', '.join(_RESNETS)}; {name} has no such stem.")
+        raise UserError(f"Unknown model.name={name!r}. {nearest_models(name)}")
+    if config.small_stem and name not in RESNETS:
+        raise UserError(f"model.small_stem is for {', '.join(RESNETS)}; {name} has no such stem.")
     kwargs = kwargs | {"in_chans": channels, "num_classes": 0}
     if stem is not None:
         kwargs = kwargs | {"stem": stem}

@@ -84,6 +84,27 @@ def load_backbone(path: str | Path) -> Backbone:
     path = Path(path)
     if path.is_dir():
         path = path / BACKBONE_FILE
+    backbone, transform = read_backbone(path)
+    if transform is None:
+        warnings.warn(
+            f"{path} was written before encoders kept their normalisation; encoder.transform is ImageNet's. If the "
+            f"run had other --views.mean and --views.std, set encoder.transform to EvalTransform.for_run(config).",
+            stacklevel=2,
+        )
+    return backbone
+
+
+def is_ours(path: Path) -> bool:
+    """Whether `save_backbone` wrote this file."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return _HEADER in (file.metadata() or {})
+    except (safetensors.SafetensorError, OSError):
+        return False
+
+
+def read_backbone(path: Path) -> tuple[Backbone, EvalTransform | None]:
+    """The encoder of a file in evaluation mode, and its transform, None where neither file nor run says."""
     if not path.is_file():
         raise UserError(f"No backbone at {path}. Give a run folder that holds {BACKBONE_FILE}, or that file.")
     try:
@@ -97,16 +118,11 @@ def load_backbone(path: str | Path) -> Backbone:
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a whole safetensors file ({error}). Export it again.") from error
     if _TRANSFORM in notes:
-        backbone.transform = _read_transform(notes[_TRANSFORM], path)
-    elif (transform := _transform_of_run(path.parent)) is not None:
-        backbone.transform = transform
+        transform: EvalTransform | None = checked_transform(parsed(notes[_TRANSFORM]), path)
     else:
-        warnings.warn(
-            f"{path} was written before encoders kept their normalisation; encoder.transform is ImageNet's. If the "
-            f"run had other --views.mean and --views.std, set encoder.transform to EvalTransform.for_run(config).",
-            stacklevel=2,
-        )
-    return backbone.eval()
+        transform = _transform_of_run(path.parent)
+    backbone.transform = transform or backbone.transform
+    return backbone.eval(), transform
 
 
 def _built(spec: dict[str, Any], found: dict[str, list[int]], path: Path) -> Backbone:
@@ -147,7 +163,7 @@ def _built(spec: dict[str, Any], found: dict[str, list[int]], path: Path) -> Bac
 
 def _checked(header: str, path: Path) -> dict[str, Any]:
     """The description in a file's header, refused unless it is one that `save_backbone` can have written."""
-    spec = _json(header)
+    spec = parsed(header)
     if isinstance(spec, dict) and isinstance(spec.get("kwargs"), dict) and "stem" in spec:
         stem = spec.pop("stem")  # where earlier files have it; their word for none is "timm"
         spec["kwargs"] |= {} if stem == "timm" else {"stem": stem}
@@ -168,8 +184,8 @@ def _checked(header: str, path: Path) -> dict[str, Any]:
     return spec
 
 
-def _read_transform(note: str, path: Path) -> EvalTransform:
-    values = _json(note)
+def checked_transform(values: Any, path: Path) -> EvalTransform:
+    """The transform that a file gives under timm's names, refused if it is none."""
     optional = {"crop_mode": Literal["squash"]}
     if not isinstance(values, dict) or set(values) - set(optional) != set(_TRANSFORM_FIELDS):
         raise UserError(f"{path} has a damaged description of its normalisation. Export it again.")
@@ -197,7 +213,8 @@ def _check_types(values: dict[str, Any], annotations: dict[str, Any], path: Path
             raise UserError(f"{path} has a damaged description: {error} Export it again.") from None
 
 
-def _json(text: str) -> Any:
+def parsed(text: str | bytes) -> Any:
+    """JSON that somebody wrote; None if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -154,6 +154,11 @@ class RunFolder:
         try:
             config = Config.from_dict(saved)
         except UserError as error:
+            if "architecture" in saved or "model_type" in saved:
+                raise UserError(
+                    f"{out} is an encoder for timm or transformers and not the folder of a run. Name the run that it "
+                    f"was exported from; adasim explore and gallery take an encoder as --backbone."
+                ) from None
             raise UserError(f"{out / 'config.json'}: {error} Restore the file from a copy.") from None
         facts = _read_json(out / "data.json")
         if not lock:

@@ -120,12 +120,9 @@ def start_from_weights(method: nn.Module, config: Config) -> str:
     start_from([part for part in method.modules() if isinstance(part, Backbone)], weights, source)
     sentence = f"The encoder starts from the weights of {source}; its head is new."
     here = EvalTransform.for_run(config).to_timm()
-    if (
-        weights.mean
-        and weights.std
-        and (weights.mean, weights.std) != (tuple(here["mean"]), tuple(here["std"]))
-    ):
-        mean, std = (" ".join(f"{x:g}" for x in values) for values in (weights.mean, weights.std))
+    there = here if weights.transform is None else weights.transform.to_timm()
+    if (here["mean"], here["std"]) != (there["mean"], there["std"]):
+        mean, std = (" ".join(f"{x:g}" for x in values) for values in (there["mean"], there["std"]))
         same = f"--views.mean {mean} --views.std {std}"
         sentence += f" Their images were normalised otherwise; {same} would do the same here."
     return sentence

@@ -56,7 +56,7 @@ def embed(
     """The features of all images of `data`; written to `out`, too, if it is given.
 
     Args:
-        model: a run folder, a `backbone.safetensors`, a timm model name, or an encoder that is loaded.
+        model: what the command line calls MODEL (docs/use.md), or an encoder that is loaded.
         data: the images, as after `--data` or for `adasim.pretrain`.
         out: a file to make. `.npz` holds the arrays features, files, labels and classes; `.parquet` the columns file,
             label and features; `.npy` the features alone, with file and label in a .csv beside it.

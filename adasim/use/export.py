@@ -9,7 +9,7 @@ from adasim.errors import UserError
 from adasim.eval.encoders import Encoder, open_encoder
 from adasim.eval.extractor import Say
 from adasim.files import remove, sync, temporary_name
-from adasim.models import Backbone
+from adasim.models import PIXELS, Backbone
 from adasim.registry import nearest
 from adasim.use.card import model_card
 from adasim.use.formats import FILES, FORMATS, Subject, write
@@ -26,7 +26,7 @@ def export(
     """Write an encoder for another library; returns the folder. What was written is loaded and compared first.
 
     Args:
-        model: a run folder, a `backbone.safetensors`, a timm model name, or an encoder that is loaded.
+        model: what the command line calls MODEL (docs/use.md), or an encoder that is loaded.
         to: `timm` (for timm.create_model), `hf` (AutoModel.from_pretrained of transformers), `onnx`, or `pt2`
             (torch.export).
         out: the folder to make; by default beside the run, as runs/photos-onnx.
@@ -38,6 +38,8 @@ def export(
     if to not in FORMATS:
         raise UserError(f"Unknown format {to!r}. {nearest(to, FORMATS)}")
     encoder = open_encoder(model)
+    if encoder.backbone.spec["name"] == PIXELS:
+        raise UserError("pixels are no encoder: there are no weights to export. Name a run, or a model.")
     folder = Path(out) if out is not None else default_folder(encoder, model, to)
     _check_folder(folder, overwrite)
     if encoder.note:

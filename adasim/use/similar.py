@@ -62,7 +62,7 @@ def similar(
     `adasim.embed`, kept from an earlier call or made now.
 
     Args:
-        model: a run folder, a `backbone.safetensors`, a timm model name, or an encoder that is loaded.
+        model: what the command line calls MODEL (docs/use.md), or an encoder that is loaded.
         image: a file, a PIL image, or uint8 (3, H, W).
         among: the images to search, as for `adasim.embed`; the other arguments are those, too.
 

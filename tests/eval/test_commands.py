@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
+import timm
 import torch
 from PIL import Image
 
 from adasim.cli.main import main
+from adasim.config import ModelConfig
 from adasim.data import FolderImages, open_images, synthetic
 from adasim.data.images import Unreadable
 from adasim.data.sources.masks import open_masked
@@ -28,7 +30,7 @@ from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.encoders import open_encoder
 from adasim.eval.features import extract
 from adasim.eval.splits import hold_out, open_split
-from adasim.models import load_backbone, save_backbone
+from adasim.models import build_backbone, load_backbone, save_backbone
 from adasim.models.transforms import EvalTransform
 
 pytestmark = pytest.mark.slow
@@ -328,6 +330,43 @@ def test_a_random_encoder_is_measured_when_asked_for_and_said_to_be_one(
     assert len(list((tmp_path / "cache" / "adasim" / "features").iterdir())) == 2
 
 
+def test_raw_pixels_are_a_model_for_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = str(folders(tmp_path / "photos", dict.fromkeys("ab", 30), size=32))
+    main(["eval", "knn", "pixels", "--data", data, "--no-cache", "--results", "pixels.jsonl"])
+    assert json.loads(Path("pixels.jsonl").read_text())["model"]["name"] == "pixels"
+    main(["embed", "pixels", "--data", data, "--out", "features.npz", "--no-cache"])
+    image = np.asarray(Image.open(f"{data}/a/000.png"), np.float32).transpose(2, 0, 1).ravel()
+    found = np.load("features.npz")
+    assert found["files"][0] == "a/000.png"
+    assert np.allclose(found["features"][0], (image - image.mean()) / 127.5, atol=1e-5)
+    main(["similar", "pixels", f"{data}/a/000.png", "--in", data, "--no-picture", "--no-cache"])
+    for command in ("explore", "gallery"):
+        main([command, "--backbone", "pixels", "--data", data, "--no-cache", "--passes", "1", "--k", "3"])
+    assert Path("explore.html").exists()
+    assert "no weights to export" in helpers.refusal(["export", "pixels", "--to", "timm"], capsys)
+
+
+def test_a_plain_file_of_weights_is_measured_under_its_models_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    net = timm.create_model("resnet18", num_classes=7)
+    torch.save(net.state_dict(), tmp_path / "mine.pth")
+    options = ["--data", "synthetic:64", "--size", "32", "--k", "5", "--no-cache"]
+    main(["eval", "knn", f"resnet18:{tmp_path / 'mine.pth'}", *options])
+    assert "of mine (weights of a file)" in helpers.in_one_line(capsys.readouterr().out)
+    encoder = open_encoder(f"resnet18:{tmp_path / 'mine.pth'}", size=32)
+    assert (encoder.usual_size, encoder.transform.size) == (224, 32)
+    unsaid = build_backbone(ModelConfig(name="vit_mini"), 32, student=False)
+    torch.save(unsaid.net.state_dict(), tmp_path / "vit.pth")
+    note = open_encoder(f"vit_mini:{tmp_path / 'vit.pth'}").note
+    assert note is not None
+    assert "does not say how its images were normalised: ImageNet's" in note
+
+
 def test_a_backbone_file_in_a_run_is_measured_as_the_run(make_run: MakeRun) -> None:
     run = make_run()
     encoder = open_encoder(str(run / "backbone.safetensors"))
@@ -472,6 +511,7 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
     np.savez(tmp_path / "maskless.npz", images=images.images.numpy())
     np.savez(tmp_path / "shifted.npz", images=images.images.numpy(), masks=images.masks.numpy()[:, :8])
     (tmp_path / "empty").mkdir()
+    torch.save({"w": torch.ones(1)}, tmp_path / "weights.pth")
     return tmp_path
 
 
@@ -497,7 +537,10 @@ def bad(tmp_path: Path, make_run: MakeRun) -> Path:
         ("segmentation {}/run --data {}/train", "needs the folders images and masks"),
         ("knn resnet_tinny --data synthetic:64", "resnet_tinny is no run folder and no file"),
         ("knn resnet_tiny --data synthetic:64", "no trained weights called resnet_tiny"),
-        ("knn {}/empty", "is not the folder of a run"),
+        ("knn {}/empty", "is a folder without backbone.safetensors"),
+        ("knn {}/weights.pth", "does not say which model its weights are of"),
+        ("knn resnet18:{}/weights.pth", "does not fit resnet18: conv1.weight is absent there"),
+        ("segmentation pixels --data {}/known", "pixels has no feature map"),
         ("knn {}/nowhere/run", "No backbone at"),
         ("knn {}/run --data {}/nowhere", "No such folder"),
         ("knn {}/run --random-weights", "has weights of its own"),
@@ -553,7 +596,7 @@ def test_weights_that_cannot_be_fetched_are_said_so_at_once(
         monkeypatch.delenv(name, raising=False)
     error = refusal(["knn", "tf_efficientnet_b8.ra_in1k", "--data", "synthetic:64"], capsys)
     assert "cannot be fetched" in error
-    assert "--random-weights" in error
+    assert "NAME:FILE" in error
 
 
 @pytest.mark.parametrize("words", ["Server disconnected\nTry again", ""])
@@ -566,7 +609,7 @@ def test_whatever_a_download_ends_with_is_a_sentence(
     def broken(*args: object, **kwargs: object) -> None:
         raise NetworkError(words)
 
-    monkeypatch.setattr("adasim.eval.encoders._no_long_wait", nullcontext)
+    monkeypatch.setattr("adasim.models.weights.no_long_wait", nullcontext)
     monkeypatch.setattr("timm.create_model", broken)
     error = refusal(["knn", "resnet50", "--data", "synthetic:64"], capsys)
     assert f"cannot be fetched ({words.partition(chr(10))[0] or 'NetworkError'})" in error

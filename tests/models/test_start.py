@@ -115,10 +115,9 @@ def test_a_timm_name_loads_its_pretrained_weights(tmp_path: Path, monkeypatch: p
     weights = read_weights(name)
     start_from([encoder], weights, name)
     assert torch.equal(encoder.net.blocks[3].mlp.fc1.weight, stand_in.blocks[3].mlp.fc1.weight)  # type: ignore[index, union-attr]
-    assert weights.mean == (0.5, 0.5, 0.5)
-    with pytest.raises(
-        UserError, match=r"timm has no weights for model.init=vit_base_patch16_224.dino within reach"
-    ):
+    assert weights.model == ModelConfig(name="vit_tiny", patch_size=16)
+    assert weights.transform == EvalTransform(224, 248, (0.5,) * 3, (0.5,) * 3)
+    with pytest.raises(UserError, match=r"weights of vit_base_patch16_224.dino are not on this machine"):
         read_weights("vit_base_patch16_224.dino")
 
 
@@ -137,7 +136,7 @@ def test_wrong_weights_are_one_sentence(tmp_path: Path) -> None:
         "evil.pth": "it holds torch.nn.modules.linear.Linear, which is not safe to load: save the model's state_dict",
         "list.pth": "does not hold a model's weights",
         "cut.safetensors": "not a whole safetensors file",
-        "nothing_here": "neither a file, a run folder nor a timm model",
+        "nothing_here": "nothing_here is no run folder and no file, and not a model of timm",
         ".": "is a folder without backbone.safetensors",
     }.items():
         source = name if name == "nothing_here" else str(tmp_path / name)
@@ -169,6 +168,6 @@ def test_a_run_starts_from_weights_and_resumes_without_them(
     shutil.rmtree(weights.parent)
     config.epochs = 3
     pretrain(config, tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="neither a file"):
+    with pytest.raises(UserError, match="No backbone at"):
         pretrain(config, tmp_path / "other")
     assert not (tmp_path / "other").exists()

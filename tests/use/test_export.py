@@ -22,7 +22,7 @@ import adasim.use.formats
 from adasim.cli.main import main
 from adasim.eval.encoders import Encoder
 from adasim.eval.results import read_results
-from adasim.models import Backbone, load_backbone
+from adasim.models import Backbone, load_backbone, read_weights
 from adasim.use.card import model_card
 from adasim.use.formats import Subject
 from adasim.use.travelling import transform_file
@@ -97,6 +97,32 @@ def test_the_model_card_s_lines_give_our_features_of_a_photo(
     any_batch = {"onnx": check_onnx, "pt2": check_pt2}
     if to in any_batch:
         any_batch[to](folder, load_backbone(run))
+
+
+@pytest.mark.parametrize("kind", [*MODELS, "timm's own"])
+@pytest.mark.parametrize("to", ["timm", "hf"])
+def test_our_own_commands_read_an_export(
+    to: str,
+    kind: str,
+    make_run: Callable[..., Path],
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = make_run(**MODELS.get(kind, {"model": "convnext_atto", "size": 32}))
+    folder = adasim.export(run, to)
+    assert "take an encoder as --backbone" in refusal(["explore", str(folder)], capsys)
+    own = adasim.embed(run, photos, workers=0, cache=False)
+    for source in (folder, folder / "model.safetensors"):
+        found = adasim.embed(source, photos, workers=0, cache=False)
+        assert torch.equal(found.features, own.features)
+    again = adasim.export(folder, "timm", tmp_path / "again")
+    assert torch.equal(adasim.embed(again, photos, workers=0, cache=False).features, own.features)
+    weights = read_weights(str(folder))
+    config = json.loads((run / "config.json").read_text())["model"]
+    assert weights.model is not None
+    assert (weights.model.name, weights.model.small_stem) == (config["name"], config["small_stem"])
+    assert weights.transform == load_backbone(run).transform
 
 
 def check_onnx(folder: Path, encoder: Backbone) -> None:

@@ -1,0 +1,257 @@
+"""Weights that somebody has trained, from wherever they are: what MODEL and `--model.init` may name.
+
+    runs/photos                       a run, or its backbone.safetensors
+    resnet50:weights.pth              a model's name and a file of its weights (.safetensors, .pth, .pt, .bin)
+    exported/                         a folder with config.json, as timm, transformers and `adasim export` write
+    hf-hub:timm/resnet50.a1_in1k      the same on the Hugging Face hub
+    vit_small_patch16_224.dino        one of timm's pretrained models
+
+Of a file that is called as its model is, such as resnet50.safetensors, the name need not be said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import huggingface_hub
+import huggingface_hub.constants
+import safetensors
+import safetensors.torch
+import timm
+import timm.data
+import torch
+from torch import Tensor
+
+from adasim.config import ModelConfig
+from adasim.errors import UserError
+from adasim.models.backbones import RESNETS, VITS, configuration, is_timm, nearest_models
+from adasim.models.files import BACKBONE_FILE, is_ours, read_backbone
+from adasim.models.names import is_torchvision_vit, timm_names
+from adasim.models.published import CONFIG_FILE, WEIGHTS_FILES, is_published, read_description
+from adasim.models.transforms import EvalTransform
+
+# DINO's checkpoints hold both networks, and training scripts name what they save: whose weights are the encoder's.
+_NETWORKS = ("teacher", "student", "state_dict", "model")
+_FILES = (".safetensors", ".pth", ".pt", ".bin")
+_HUB = ("hf-hub:", "hf_hub:")
+_TORCHVISION = EvalTransform.of_size(224).bilinear()  # for its ViTs of 224 pixels
+_PROGRAMS = {".onnx": "ONNX", ".pt2": "torch.export"}
+
+
+class Weights(NamedTuple):
+    """An encoder's weights, and what their source says about it."""
+
+    tensors: dict[str, Tensor]
+    """By timm's names, where those of the source are known; a classifier may be among them."""
+    model: ModelConfig | None = None
+    """The encoder that they are of: `name`, `patch_size` and `small_stem`; None where the source does not say."""
+    transform: EvalTransform | None = None
+    """What it expects to be done to an image (size, mean, std, interpolation); None where that is unknown."""
+
+
+class Source(NamedTuple):
+    """What a person has named: one of timm's or adasim's models, a path, or both."""
+
+    name: str
+    path: Path | None
+
+
+def parse_source(source: str) -> Source:
+    """What exists is a path, also with a colon in it; what else stands before a colon is a model's name."""
+    path = Path(source).expanduser()
+    if path.exists() or source.startswith(_HUB):
+        return Source("", path) if path.exists() else Source(source, None)
+    name, colon, file = source.partition(":")
+    if name == "local-dir":  # timm's word for a folder
+        return Source("", Path(file).expanduser())
+    if colon and os.sep not in name:
+        return Source(name, Path(file).expanduser())
+    if os.sep in source or path.suffix in (*_FILES, *_PROGRAMS):
+        return Source("", path)
+    return Source(source, None)
+
+
+def read_weights(source: str) -> Weights:
+    """The weights that a person names with MODEL or `--model.init`."""
+    name, path = parse_source(source)
+    if path is None:
+        return _read_folder(_fetched(name)) if name.startswith(_HUB) else _of_timm(name)
+    if name:
+        return _read_named(name, path)
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.is_file():
+        raise UserError(f"No backbone at {path}: there is no such file or folder. Check its spelling.")
+    if path.suffix in _PROGRAMS:
+        raise _program(path, _PROGRAMS[path.suffix])
+    if is_ours(path):
+        return _of_ours(path)
+    if path.name in WEIGHTS_FILES and is_published(path.parent):
+        return _described(path)
+    says = timm.is_model_pretrained(path.stem) or ("." not in path.stem and _is_model(path.stem))
+    return _read_named(path.stem, path) if says else Weights(timm_names(_tensors(path)))
+
+
+def _read_folder(folder: Path) -> Weights:
+    if (folder / BACKBONE_FILE).is_file():
+        return _of_ours(folder / BACKBONE_FILE)
+    for suffix, kind in _PROGRAMS.items():
+        if (folder / f"model{suffix}").is_file():
+            raise _program(folder, kind)
+    if not is_published(folder) and (folder / CONFIG_FILE).is_file():
+        raise UserError(f"{folder} has no {BACKBONE_FILE} yet. Let the run's first epoch end.")
+    if not is_published(folder):
+        raise UserError(
+            f"{folder} is a folder without {BACKBONE_FILE}, and without a {CONFIG_FILE} of timm's or transformers'. "
+            f"Name a run, or a file of weights."
+        )
+    for name in WEIGHTS_FILES:
+        if (folder / name).is_file():
+            return _described(folder / name)
+    raise UserError(f"{folder} has no {' and no '.join(WEIGHTS_FILES)}. Put the model's weights there.")
+
+
+def _of_ours(path: Path) -> Weights:
+    backbone, transform = read_backbone(path)
+    tensors = backbone.net.state_dict()
+    return Weights(tensors, configuration(backbone.spec["name"], {}, tensors), transform)
+
+
+def _described(path: Path) -> Weights:
+    """A file beside the config.json that describes it."""
+    tensors = timm_names(_tensors(path))
+    name, arguments, transform = read_description(path.parent)
+    return Weights(tensors, configuration(name, arguments, tensors), transform)
+
+
+def _read_named(name: str, path: Path) -> Weights:
+    """A file of weights of the model `name`."""
+    if not _is_model(name):
+        raise UserError(f"{name!r} in {name}:{path} is not a model of timm or adasim. {nearest_models(name)}")
+    if path.is_dir():
+        path = next((path / file for file in WEIGHTS_FILES if (path / file).is_file()), path)
+    if not path.is_file():
+        raise UserError(f"{name}:{path} names no file of weights. Check its spelling.")
+    tensors = _tensors(path)
+    transform = _TORCHVISION if is_torchvision_vit(tensors) else _transform_of(name)
+    tensors = timm_names(tensors)
+    return Weights(tensors, configuration(name, {}, tensors), transform)
+
+
+def _is_model(name: str) -> bool:
+    return name in VITS or name in RESNETS or is_timm(name)
+
+
+def _transform_of(name: str) -> EvalTransform | None:
+    """What timm says that the weights of this name expect."""
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # an unknown tag
+        raise UserError(f"{error} Leave the tag away, or give one that timm has.") from None
+    if config is None:
+        return None
+    return EvalTransform.from_timm(timm.data.resolve_data_config({}, pretrained_cfg=config.to_dict()))
+
+
+def _of_timm(name: str) -> Weights:
+    """timm's pretrained weights, from the local cache or the network."""
+    if not _is_model(name):
+        raise UserError(
+            f"{name} is no run folder and no file, and not a model of timm. {nearest_models(name)}"
+        )
+    if not timm.is_model_pretrained(name):
+        raise UserError(
+            f"There are no trained weights called {name}. Name a run folder, or a file of its weights as {name}:FILE."
+        )
+    try:
+        with no_long_wait():
+            net: Any = timm.create_model(name, pretrained=True, num_classes=0)
+    except Exception as error:  # the hub's own errors derive from nothing narrower
+        raise _unreachable(name, error) from None
+    tensors = net.state_dict()
+    return Weights(tensors, configuration(name, {}, tensors), EvalTransform.for_timm(net))
+
+
+def _fetched(name: str) -> Path:
+    """The folder of a model on the Hugging Face hub, in the local cache."""
+    repository, _, revision = name.partition(":")[2].partition("@")
+    wanted = [CONFIG_FILE, "preprocessor_config.json"]
+    try:
+        with no_long_wait():
+            for weights in WEIGHTS_FILES:
+                folder = Path(
+                    huggingface_hub.snapshot_download(
+                        repository, revision=revision or None, allow_patterns=[*wanted, weights]
+                    )
+                )
+                if (folder / weights).is_file():
+                    break
+    except Exception as error:  # the hub's own errors derive from nothing narrower
+        raise _unreachable(name, error) from None
+    return folder
+
+
+def _unreachable(name: str, error: Exception) -> UserError:
+    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return UserError(
+        f"The weights of {name} are not on this machine and cannot be fetched ({reason[:150]}). Check the name, and "
+        f"connect to the network once; or give a file of weights as NAME:FILE."
+    )
+
+
+def _program(path: Path, kind: str) -> UserError:
+    return UserError(
+        f"{path} is a program of {kind}, whose weights cannot be taken out. Give the run that it was exported from, "
+        f"or export that run --to timm."
+    )
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """What is in a file of weights, by its own names; nothing in it can run."""
+    if path.suffix == ".safetensors":
+        try:
+            return safetensors.torch.load_file(path)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{path} is not a whole safetensors file ({error}).") from None
+    try:
+        with torch.serialization.safe_globals(
+            [argparse.Namespace]
+        ):  # the options that DINO saves beside weights
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch meets any bytes here, and raises nearly anything
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
+            reason = f"it holds {found[1]}, which is not safe to load: save the model's state_dict alone"
+        else:
+            reason = str(error) if isinstance(error, OSError) else "it is damaged, or not made by torch.save"
+        raise UserError(f"{path} cannot be read as a file of weights ({reason}).") from None
+    for name in _NETWORKS:
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+            break
+    if not isinstance(content, Mapping) or not all(isinstance(one, Tensor) for one in content.values()):
+        raise UserError(f"{path} does not hold a model's weights by their names.")
+    return dict(content)
+
+
+@contextmanager
+def no_long_wait() -> Iterator[None]:
+    """Without a network the hub would try again for a minute; look at its local cache alone then."""
+    constants: Any = huggingface_hub.constants
+    before = constants.HF_HUB_OFFLINE
+    proxies = any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    if not (before or proxies):
+        try:
+            socket.create_connection(("huggingface.co", 443), timeout=3).close()
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

@@ -1,0 +1,360 @@
+"""Weights that others trained: every form in which people have them gives the features of their model."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from adasim.config import ModelConfig
+from adasim.errors import UserError
+from adasim.models import (
+    BACKBONE_FILE,
+    EvalTransform,
+    Weights,
+    build_backbone,
+    build_from,
+    parse_source,
+    read_weights,
+    save_backbone,
+    start_from,
+)
+
+LITE = "tf_efficientnet_lite0"
+
+
+def trained(name: str, **kwargs: Any) -> Any:
+    """A model of timm with weights, and statistics of batch norm, that no other has."""
+    torch.manual_seed(1)
+    net: Any = timm.create_model(name, pretrained=False, **kwargs)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.1, 0.1)  # type: ignore[arg-type]
+    return net.eval()
+
+
+def headless(net: Any, x: Tensor) -> Tensor:
+    return net.forward_head(net.forward_features(x), pre_logits=True)
+
+
+def features(source: str | Path, size: int) -> tuple[Tensor, Tensor]:
+    """Normalised pixels of no image, and what the encoder of `source` makes of them."""
+    x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return x, build_from(read_weights(str(source)), str(source), size)(x)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_name_and_a_plain_file_give_the_models_features_and_the_transform_that_timm_knows(
+    suffix: str, tmp_path: Path
+) -> None:
+    net = trained(LITE)
+    path = tmp_path / f"some: weights{suffix}"  # a colon is allowed
+    saved = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
+    saved(net.state_dict(), path)
+    x, found = features(f"{LITE}:{path}", 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found, headless(net, x))
+    weights = read_weights(f"{LITE}:{path}")
+    assert weights.model == ModelConfig(name=LITE)
+    assert weights.transform == EvalTransform(224, 256, (0.5,) * 3, (0.5,) * 3)
+    assert read_weights(str(path)).model is None  # which exists, and does not say
+    named = path.rename(tmp_path / f"{LITE}{suffix}")
+    assert read_weights(str(named))[1:] == weights[1:]
+
+
+@pytest.mark.parametrize(
+    "name", ["efficientnet_b0", "mobilenetv3_small_050", "densenet121", "deit_tiny_distilled_patch16_224"]
+)
+def test_a_classifier_is_left_out_under_whichever_name_timm_has_for_it(name: str) -> None:
+    weights = trained(name).state_dict()
+    here = build_backbone(ModelConfig(name=name), 224, student=False)
+    start_from([here], Weights(weights), "weights.pth")
+    extra = next(iter(here.net.state_dict()))
+    with pytest.raises(UserError, match=rf"{extra} is absent there"):
+        start_from([here], Weights({n: t for n, t in weights.items() if n != extra}), "weights.pth")
+    with pytest.raises(UserError, match=r"surplus\.weight is \(3,\) there and absent here"):
+        start_from([here], Weights(weights | {"surplus.weight": torch.ones(3)}), "weights.pth")
+
+
+# Other libraries' names
+
+
+def test_torchvisions_vit_has_the_same_features_and_imagenets_normalisation(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = torchvision.models.VisionTransformer(32, 8, 12, 3, 192, 768, num_classes=5).eval()
+    nn.init.normal_(theirs.class_token)
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    theirs.heads = nn.Identity()
+    x = torch.randn(2, 3, 32, 32)
+    weights = read_weights(f"vit_tiny:{tmp_path / 'w.pth'}")
+    assert weights.model == ModelConfig(name="vit_tiny", patch_size=8)
+    assert weights.transform == EvalTransform.of_size(224).bilinear()
+    here = build_backbone(weights.model, 32, student=False).eval()
+    start_from([here], weights, "w.pth")
+    with torch.no_grad():
+        torch.testing.assert_close(here(x), theirs(x), atol=1e-4, rtol=1e-4)
+
+
+def test_torchvisions_resnet_of_an_old_version_has_the_same_features(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet18().eval()
+    tensors = {n: t for n, t in theirs.state_dict().items() if not n.endswith("num_batches_tracked")}
+    torch.save(tensors, tmp_path / "resnet18.pth")
+    theirs.fc = nn.Identity()
+    x, found = features(tmp_path / "resnet18.pth", 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found, theirs(x))
+
+
+def vit(kind: str) -> Any:
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=3,
+        intermediate_size=384,
+        image_size=32,
+        patch_size=8,
+    )
+    return getattr(transformers, kind)(config)
+
+
+def resnet(kind: str) -> Any:
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "hidden_sizes": [64, 128, 256, 512],
+        "depths": [2, 2, 2, 2],
+        "layer_type": "basic",
+    }
+    return getattr(transformers, kind)(transformers.ResNetConfig(**sizes))
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"),
+    [
+        (vit, "ViTModel"),
+        (vit, "ViTForImageClassification"),
+        (resnet, "ResNetModel"),
+        (resnet, "ResNetForImageClassification"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["folder", "state_dict"])
+def test_transformers_vits_and_resnets_have_the_same_features(
+    build: Callable[[str], Any], kind: str, layout: str, tmp_path: Path
+) -> None:
+    """Under the names of their files and, which differ since version 5, those that the models have in memory."""
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    theirs = build(kind).eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    name = "vit_mini" if build is vit else "resnet18"
+    source = str(tmp_path)
+    if layout == "folder":
+        theirs.save_pretrained(tmp_path)
+        processor = {"image_mean": [0.4] * 3, "image_std": [0.3] * 3, "resample": 2, "size": {"height": 32}}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    else:
+        torch.save(theirs.state_dict(), tmp_path / "w.pth")
+        source = f"{name}:{tmp_path / 'w.pth'}"
+    weights = read_weights(source)
+    assert weights.model == ModelConfig(name=name, patch_size=8 if build is vit else 16)
+    if layout == "folder":
+        assert weights.transform == EvalTransform(32, 32, (0.4,) * 3, (0.3,) * 3, "bilinear", squash=True)
+    here = build_backbone(weights.model, 32, student=False).eval()
+    start_from([here], weights, source)
+    x = torch.randn(2, 3, 32, 32)
+    encoder = getattr(theirs, theirs.base_model_prefix, theirs)
+    with torch.no_grad():
+        last = encoder(pixel_values=x)
+        expected = last.last_hidden_state[:, 0] if build is vit else last.pooler_output.flatten(1)
+        torch.testing.assert_close(here(x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_vit_of_transformers_that_timm_would_compute_otherwise_is_not_guessed(tmp_path: Path) -> None:
+    for wrong in ({"num_attention_heads": 6}, {"hidden_act": "relu"}, {"qkv_bias": False}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", **wrong}))
+        torch.save({"w": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+        weights = read_weights(str(tmp_path))
+        assert weights.model is None
+        with pytest.raises(UserError, match="does not say which model its weights are of"):
+            build_from(weights, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ({"size": {"height": 224, "width": 224}, "resample": 2}, (224, 224, "bilinear", True)),
+        ({"size": 384, "resample": 3}, (384, 384, "bicubic", True)),
+        (
+            {
+                "size": {"shortest_edge": 256},
+                "crop_size": {"height": 224},
+                "do_center_crop": True,
+                "resample": 3,
+            },
+            (224, 256, "bicubic", False),
+        ),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}, (224, 256, "bicubic", False)),
+    ],
+)
+def test_an_image_processor_of_transformers_gives_the_transform(
+    processor: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "resnet"}))
+    torch.save({"w": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    said = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2] * 3, **processor}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    size, resize, interpolation, squash = expected
+    assert read_weights(str(tmp_path)).transform == EvalTransform(
+        size, resize, (0.5, 0.4, 0.3), (0.2,) * 3, interpolation, squash
+    )
+
+
+# Folders and the hub
+
+
+def published(folder: Path, net: Any, **more: Any) -> Path:
+    """As timm's `save_for_hf` writes it."""
+    folder.mkdir(parents=True)
+    safetensors.torch.save_file(net.state_dict(), folder / "model.safetensors")
+    cfg = {"input_size": [3, 96, 96], "mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 1.0, "tag": "mine"}
+    config = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": cfg, **more}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_folder_of_timm_and_its_file_give_the_models_features(tmp_path: Path) -> None:
+    net = trained("resnet18")
+    folder = published(tmp_path / "mine", net)
+    for source in (str(folder), f"local-dir:{folder}", str(folder / "model.safetensors")):
+        x, found = features(source, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(found, headless(net, x))
+        assert read_weights(source).model == ModelConfig(name="resnet18")
+        assert read_weights(source).transform == EvalTransform(96, 96, (0.1,) * 3, (0.2,) * 3)
+
+
+def test_a_model_of_the_hub_is_read_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a cache that stands for a download."""
+    net = trained("resnet18")
+    cache = tmp_path / "models--somebody--birds"
+    published(cache / "snapshots" / ("0" * 40), net)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    x, found = features("hf-hub:somebody/birds", 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found, headless(net, x))
+    with pytest.raises(UserError, match="weights of hf-hub:somebody/bees are not on this machine"):
+        read_weights("hf-hub:somebody/bees")
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "patch"),
+    [("vit_mini", {"patch_size": 4}, 4), ("resnet18", {"small_stem": True}, 16), ("resnet_tiny", {}, 16)],
+)
+def test_a_run_says_which_encoder_it_has(
+    tmp_path: Path, name: str, kwargs: dict[str, Any], patch: int
+) -> None:
+    model = ModelConfig(name=name, **kwargs)
+    transform = EvalTransform.of_size(32, (0.5,) * 3, (0.25,) * 3)
+    save_backbone(tmp_path / BACKBONE_FILE, build_backbone(model, 32, student=True), transform)
+    weights = read_weights(str(tmp_path))
+    assert weights.model == model
+    assert weights.transform == transform
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"architecture": "hf-hub:evil/model"}, "does not say which model"),
+        (
+            {"architecture": "resnet18", "model_args": {"checkpoint_path": "/tmp/x"}},
+            "does not say which model",
+        ),
+        ({"architecture": "resnet18", "model_args": {"block": "x"}}, "does not say which model"),
+        ({"architecture": 3}, "damaged description"),
+        ({"architecture": "resnet18", "model_args": [1]}, "damaged description"),
+        (
+            {"architecture": "vit_giant_patch14_clip_224"},
+            "does not fit vit_giant_patch14_clip_224, which has 1,",
+        ),
+        ({"architecture": "resnet18", "pretrained_cfg": {"mean": 3}}, "damaged description"),
+        (
+            {"architecture": "resnet18", "pretrained_cfg": {"mean": [0] * 3, "std": [0] * 3}},
+            "impossible normalisation",
+        ),
+        (
+            {
+                "architecture": "vit_base_patch16_224",
+                "pretrained_cfg": {"mean": [0] * 3, "std": [1] * 3, "input_size": [3, 60000, 60000]},
+            },
+            "does not fit vit_base, which has",
+        ),
+    ],
+)
+def test_somebodys_config_is_data_and_bounded(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    safetensors.torch.save_file(
+        {"patch_embed.proj.weight": torch.zeros(768, 3, 16, 16)}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(UserError, match=words):
+        build_from(read_weights(str(tmp_path)), str(tmp_path))
+
+
+def test_pickled_code_is_never_run(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (open, (str(tmp_path / "exploded"), "w"))
+
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"w": Bomb()}))
+    with pytest.raises(UserError, match="cannot be read as a file of weights"):
+        read_weights(f"resnet18:{tmp_path / 'w.pth'}")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_what_cannot_be_a_source_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w": torch.ones(1)}, tmp_path / "w.pth")
+    (tmp_path / "model.onnx").write_bytes(b"")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for source, words in {
+        "resent50:w.pth": "'resent50' in resent50:w.pth is not a model of timm or adasim. The nearest names",
+        "resnet50:nothing.pth": "resnet50:nothing.pth names no file of weights",
+        "resnet50.made_up:w.pth": "Invalid pretrained tag",
+        "nowhere/run": "No backbone at nowhere/run",
+        "vit_small": "There are no trained weights called vit_small",
+        "model.onnx": "is a program of ONNX, whose weights cannot be taken out. Give the run",
+        ".": "is a program of ONNX",
+        "run": "run has no backbone.safetensors yet. Let the run's first epoch end.",
+        "empty": "empty is a folder without backbone.safetensors",
+    }.items():
+        with pytest.raises(UserError) as error:
+            read_weights(source)
+        assert words in str(error.value), source
+
+
+def test_what_exists_is_a_path_also_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_source("resnet50:a.pth") == ("resnet50", Path("a.pth"))
+    Path("resnet50:a.pth").write_bytes(b"")
+    assert parse_source("resnet50:a.pth") == ("", Path("resnet50:a.pth"))
+    assert parse_source("resnet50.a1_in1k") == ("resnet50.a1_in1k", None)
+    assert parse_source("hf-hub:a/b") == ("hf-hub:a/b", None)
