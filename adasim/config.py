@@ -125,6 +125,9 @@ class ModelConfig:
     init: str = ""
     """Weights that the encoder starts from: an earlier run, a file (.safetensors, .pth), a folder with config.json
     (of timm or transformers), hf-hub:OWNER/NAME, or a timm name, whose weights are downloaded. Empty: fresh ones."""
+    freeze_norm: bool = False
+    """Batch norms of the encoder use the statistics that `init` brought, as in evaluation, and leave them as they
+    are: those of cropped and coloured views would spoil a good encoder."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.")
@@ -179,6 +182,10 @@ class OptimConfig:
     """Where the cosine ends (not scaled by the batch)."""
     warmup_epochs: int = 10
     """Epochs of linear warm-up from 0."""
+    encoder_lr: float = 1.0
+    """The encoder's learning rate as a share of the heads': below 1 where it starts from trained weights."""
+    head_epochs: int = 0
+    """Epochs at the start in which the heads learn and the encoder waits: new heads would spoil a trained one."""
     lr_every: Literal["step", "epoch"] = "step"
     """Whether the cosine moves every step (DINO) or every epoch (SimSiam)."""
     weight_decay: float = 0.04
@@ -196,6 +203,8 @@ class OptimConfig:
             raise UserError(f"optim.lr={self.lr} must be above 0.")
         at_least("optim.min_lr", self.min_lr, 0)
         at_least("optim.warmup_epochs", self.warmup_epochs, 0)
+        between("optim.encoder_lr", self.encoder_lr, 0, 1)
+        at_least("optim.head_epochs", self.head_epochs, 0)
         at_least("optim.clip_grad", self.clip_grad, 0)
 
 
@@ -329,6 +338,11 @@ class Config:
             raise UserError(
                 f"optim.warmup_epochs={self.optim.warmup_epochs} is more than epochs={self.epochs}. "
                 f"Lower --optim.warmup-epochs or raise --epochs."
+            )
+        if self.optim.head_epochs >= self.epochs:
+            raise UserError(
+                f"optim.head_epochs={self.optim.head_epochs} leaves the encoder none of the {self.epochs} epochs. "
+                f"Lower --optim.head-epochs or raise --epochs."
             )
         policy = PAIRS[self.pairs]
         if policy.needs_labels and not has_labels:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
 from adasim.api import pretrain
+from adasim.before_after import show as show_gain
 from adasim.curves.writing import plot
-from adasim.data import ImageSet, open_images
-from adasim.eval import knn_accuracy
-from adasim.eval.features import extract
+from adasim.data import open_images
 from adasim.explore.collection import collect
 from adasim.explore.exploring import explore
 from adasim.explore.opening import Options, open_run
@@ -23,10 +20,8 @@ from adasim.gallery.figure import render
 from adasim.gallery.opening import supports_of_memory
 from adasim.gallery.picking import pick
 from adasim.gallery.tables import rows_of
-from adasim.models.transforms import EvalTransform
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
-from adasim.train.state import build_state
 
 
 def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
@@ -39,31 +34,15 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
         config = for_epochs(config, epochs)
     config.seed = seed
     config.eval.every = max(1, epochs // 12)  # for the curves: about five seconds in all
-    train, test = open_images(config.data.source), open_images(config.data.source, split="test")
-    assert train.labels is not None
-    assert test.labels is not None
+    train = open_images(config.data.source)
     console.print(
         f"Pretraining a small ResNet on {len(train):,} generated images of {len(train.classes)} patterns, "
         f"with AdaSim pairs and without labels, for {config.epochs} epochs."
     )
     pretrain(config, out)
 
+    show_gain(out, console)
     run = load_run(out)
-    untrained = build_state(config, len(train)).method
-    transform = EvalTransform.for_run(config)
-    encoders = {"untrained encoder": untrained.eval_encoder, "after pretraining": run.encoder}
-    rows = {"raw pixels": _centred_pixels(train, test)}
-    for name, encoder in encoders.items():
-        rows[name] = [extract(encoder, images, transform, progress=False) for images in (train, test)]
-    table = Table(title="k-NN accuracy on unseen images (k = 20)", title_justify="left", title_style="bold")
-    table.add_column("features")
-    table.add_column("accuracy", justify="right")
-    for name, (known, asked) in rows.items():
-        accuracy = knn_accuracy(known, train.labels, asked, test.labels).top1
-        table.add_row(name, f"{accuracy:.1f}%", style="bold" if name == "after pretraining" else "")
-    table.caption = f"chance is {100 / len(train.classes):.1f}%"
-    console.print(table)
-
     last = run.metrics[-1]
     console.print(
         f"Bootstrapping ratio: {last['bootstrap_ratio']:.0%} of the last epoch's pairs joined two different images."
@@ -84,12 +63,6 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
         ("metrics.jsonl", f"the numbers behind the curves; or: tensorboard --logdir {out}"),
     ):
         console.print(Text.assemble(f"  {out / file}  ", (what, "dim")), soft_wrap=True)
-
-
-def _centred_pixels(*sets: ImageSet) -> list[torch.Tensor]:
-    """Raw pixels less the first set's mean image, without which a vote by cosine would do much worse."""
-    arrays = [array.flatten(1).float() for images in sets if (array := images.as_array()) is not None]
-    return [array - arrays[0].mean(0) for array in arrays]
 
 
 def _free_folder(parent: Path, name: str) -> Path:

@@ -29,6 +29,9 @@ from adasim.units import scaled
 Line = tuple[str, str, str]
 """What, how much, why."""
 _LOOKED_AT = 24  # images whose size is looked up
+# On 5,000 photographs of CIFAR-10, 200 times each, a small ResNet got well past raw pixels (docs/results.md); on
+# 3,068 of clothes it did not (docs/use.md).
+_ENOUGH_IMAGES, _ENOUGH_VIEWS = 5_000, 1_000_000
 
 
 def forecast(config: Config, console: Console) -> None:
@@ -50,6 +53,20 @@ def forecast(config: Config, console: Console) -> None:
         speed = time_steps(config, images, ranks, at_once=at_once).images_per_second
     console.print()
     show(lines(config, images, str(ranks.device), free, speed, at_once), console)
+    if told := warning(config, len(images)):
+        console.print(told, soft_wrap=True)
+
+
+def warning(config: Config, images: int) -> str | None:
+    """A sentence where the encoder will probably be no better than raw pixels."""
+    drawn = config.data.source.startswith("synthetic")
+    if config.model.init or drawn or (images >= _ENOUGH_IMAGES and images * config.epochs >= _ENOUGH_VIEWS):
+        return None
+    return (
+        f"{images:,} images, {config.epochs} times each, are little to learn from: the encoder will hardly be better "
+        f"than raw pixels. Go on from trained weights instead (--model.init, see docs/use.md), or use such "
+        f"weights as they are: adasim explore --backbone NAME --data {config.data.source}"
+    )
 
 
 def lines(
@@ -65,7 +82,11 @@ def lines(
             f"about {median_size(images)} pixels; read by {_processes(config)}",
         ),
         ("machine", device, f"{os.cpu_count()} cores, {scaled(free, 'B')} of memory free"),
-        ("model", f"{config.model.name} at {config.views.size} pixels", config.method),
+        (
+            "model",
+            f"{config.model.name} at {config.views.size} pixels",
+            f"{config.method}, from {config.model.init or 'scratch'}",
+        ),
         (
             "batch",
             str(config.batch_size),

@@ -2,17 +2,22 @@
 
     adasim pretrain photos --data ~/photos --out runs/photos --hours 2
 
-The settings at the end of this file are tried from the smallest up: a few real steps of each are timed, and the
-largest that gets through enough epochs in the time is proposed. They are sensible, not tuned: nobody knows what your
-photos need.
+The run goes on from weights that somebody has trained: those of `--model.init`, or those of `WEIGHTS` that timm can
+get. A few real steps are timed, and as many epochs proposed as fit into the time.
+
+From scratch, the settings at the end of this file are tried from the smallest up, and the largest that gets through
+enough epochs in the time is proposed. They are sensible, not tuned: nobody knows what your photos need.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import timm
+import torch
 
 from adasim.config import (
     Config,
@@ -22,23 +27,28 @@ from adasim.config import (
     SaveConfig,
     ViewsConfig,
 )
-from adasim.data import ImageSet, describe, open_images
+from adasim.data import ImageSet, describe, leave_out, open_images
 from adasim.errors import UserError
 from adasim.forecast import Line, lines
 from adasim.methods import DinoSettings, SimSiamSettings
+from adasim.models import read_weights
+from adasim.ranks.devices import pick_device
 from adasim.ranks.processes import Distributed
-from adasim.recipes import for_epochs
+from adasim.recipes import for_epochs, from_weights
 from adasim.registry import METHODS
 from adasim.train.footprint import Footprint
 from adasim.train.micro import choose_micro_batches, free_bytes
 from adasim.train.progress import duration
 from adasim.train.trial import time_steps
+from adasim.units import scaled
 
 _FEWEST = 16  # images; fewer have no neighbours worth the name
 _SPARE = 0.9  # of the time: the rest is for starting, saving and a busy machine
 _MOST_EPOCHS = 400
 _MOST_HOURS = 10_000
-_LEAST_EPOCHS = 4  # below, no window of lists would be full in time
+
+WEIGHTS = {"cpu": "tf_efficientnet_lite0.in1k", "gpu": "vit_small_patch16_224.dino"}
+"""What a run goes on from where nobody says: small ones for a CPU, DINO's own for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Setting:
     name: str
     epochs: int
     build: Callable[[], Config]
+    least: int = 4
+    """Below so many epochs it is refused: no window of lists would be full in time."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +71,34 @@ class Proposal:
     """What the run will take at the speed that was measured."""
     reasons: list[Line]
     """What, how much, why: the lines of the plan."""
+    images: int
+    """How many there are."""
+
+
+Change = Callable[[Config], Config]
+"""A setting with the options that somebody typed."""
 
 
 def propose(
-    source: str, hours: float = 1.0, *, device: str = "auto", say: Callable[[str], None] = print
+    source: str,
+    hours: float = 1.0,
+    *,
+    device: str = "auto",
+    init: str = "",
+    exclude: str = "",
+    change: Change = lambda config: config,
+    say: Callable[[str], None] = print,
 ) -> Proposal:
-    """The largest setting that gets through enough epochs of these images in so many hours.
+    """A run on these images that ends in so many hours.
 
     Args:
         source: the images, as after `--data`.
         hours: how long the run may take.
         device: as in a configuration.
+        init: weights to go on from, as after `--model.init`; without, the largest setting from scratch that gets
+            through enough epochs.
+        exclude: a file of verdicts, whose rejected images are left out.
+        change: makes of each setting that is tried what shall run.
         say: is told what is being tried.
 
     Raises:
@@ -77,7 +106,8 @@ def propose(
     """
     if not 0 < hours < _MOST_HOURS:
         raise UserError(f"hours={hours} must be above 0 and below {_MOST_HOURS:,}.")
-    images = open_images(source)
+    settings = _SETTINGS[::-1] if not init else [_continued(init)]
+    images = leave_out(open_images(source), exclude)
     say(describe(images))
     if len(images) < _FEWEST:
         raise UserError(f"{len(images)} images are too few to learn from; {_FEWEST} are the least.")
@@ -85,26 +115,45 @@ def propose(
         if ranks.world > 1:
             raise UserError("`photos` looks and measures in one process. Use another recipe under torchrun.")
         free = free_bytes(ranks.device)
-        chosen = _climb(images, source, hours, ranks, free, say)
+        chosen = _climb(settings, images, source, hours, ranks, free, change, say)
     epochs, speed = chosen.epochs, chosen.speed
-    if epochs < _LEAST_EPOCHS:
-        needed_hours = _LEAST_EPOCHS * len(images) / (3600 * _SPARE * speed)
+    if epochs < chosen.setting.least:
+        needed_hours = chosen.setting.least * len(images) / (3600 * _SPARE * speed)
         an_epoch = duration(len(images) / speed)
+        as_they_are = ", or explore with the weights as they are: adasim explore --help" if init else ""
         raise UserError(
-            f"{len(images):,} images at {speed:,.0f} images/s take {an_epoch} an epoch, too long for {hours:g} h. "
-            f"Give --hours {_rounded_up(needed_hours):g} or more, or fewer images."
+            f"{len(images):,} images at {speed:,.3g} images/s take {an_epoch} an epoch, too long for {hours:g} h. "
+            f"Give --hours {_rounded_up(needed_hours):g} or more, or fewer images{as_they_are}."
         )
-    epochs = min(epochs, _MOST_EPOCHS)
-    config = for_epochs(chosen.config, epochs)
-    seconds = epochs * len(images) / speed
-    why = f"{config.method}; the largest of {len(_SETTINGS)} that fits the time"
-    found = lines(config, images, str(ranks.device), free, speed, chosen.at_once)
-    return Proposal(config, seconds, [*found[:2], ("model", chosen.setting.name, why), *found[3:]])
+    config = change(for_epochs(chosen.plain, min(epochs, _MOST_EPOCHS)))
+    seconds = config.epochs * len(images) / speed
+    plan = lines(config, images, str(ranks.device), free, speed, chosen.at_once)
+    return Proposal(config, seconds, plan, len(images))
+
+
+def find_weights(device: str, say: Callable[[str], None]) -> str:
+    """The name of weights that timm can get, from its cache or the network; empty where it cannot."""
+    name = WEIGHTS["cpu" if pick_device(device).type == "cpu" else "gpu"]
+    with torch.device("meta"):
+        size = sum(p.numel() for p in timm.create_model(name, pretrained=False).parameters())
+    described = timm.get_pretrained_cfg(name)
+    licence = (described and described.license) or "not known"
+    say(
+        f"Weights to go on from: {name}, trained on ImageNet; {size / 1e6:.1f} million of them, "
+        f"{scaled(4 * size, 'B')}, licence {licence}. Others: --model.init; none: --from-scratch."
+    )
+    try:
+        read_weights(name)
+    except UserError as error:
+        say(f"{error} This run would start from scratch.")
+        return ""
+    return name
 
 
 class _Timed(NamedTuple):
     setting: Setting
-    config: Config
+    plain: Config
+    """Fitted to images and machine, without the options that somebody typed."""
     flops: int
     speed: float
     """Images per second."""
@@ -127,15 +176,23 @@ def _rounded_up(value: float) -> float:
 
 
 def _climb(
-    images: ImageSet, source: str, hours: float, ranks: Distributed, free: float, say: Callable[[str], None]
+    settings: Sequence[Setting],
+    images: ImageSet,
+    source: str,
+    hours: float,
+    ranks: Distributed,
+    free: float,
+    change: Change,
+    say: Callable[[str], None],
 ) -> _Timed:
     """From the smallest setting up, as long as the time allows enough epochs of it.
 
     On a CPU, what could not be fast enough even at three times the speed of its arithmetic is not timed at all.
     """
     best: _Timed | None = None
-    for setting in reversed(_SETTINGS):
-        config = _fitted(setting.build(), source, len(images), str(ranks.device))
+    for setting in settings:
+        plain = _fitted(setting.build(), source, len(images), str(ranks.device))
+        config = change(plain)
         footprint = Footprint.count(config, device=ranks.device)
         seconds = 3600 * hours * _SPARE
         if best is not None:
@@ -153,14 +210,57 @@ def _climb(
         say(f"{setting.name}: timing a few steps ...")
         speed, busy = time_steps(config, images, ranks, at_once=at_once)
         epochs = int(seconds * speed / len(images))
-        say(f"{setting.name}: {speed:,.1f} images/s, {min(epochs, _MOST_EPOCHS)} epochs in {hours:g} h.")
+        say(f"{setting.name}: {speed:,.3g} images/s, {min(epochs, _MOST_EPOCHS)} epochs in {hours:g} h.")
         if best is not None and epochs < setting.epochs:
             break
-        best = _Timed(setting, config, footprint.flops_per_image, speed, busy, epochs, at_once)
+        best = _Timed(setting, plain, footprint.flops_per_image, speed, busy, epochs, at_once)
         if epochs < setting.epochs:
             break
     assert best is not None
     return best
+
+
+def _continued(init: str) -> Setting:
+    """Go on from trained weights, with their architecture, size and normalisation."""
+    weights = read_weights(init)
+    if weights.model is None:
+        raise UserError(
+            f"{init} does not say which model it is of. Write NAME:{init}, with timm's name of it."
+        )
+
+    def build() -> Config:
+        # DINO, since its loss means something before its head has learnt anything: student and teacher begin with the
+        # same weights. Its head has no batch norm, so that micro-batches may be small.
+        config = Config(
+            recipe="photos",
+            method="dino",
+            batch_size=64,
+            precision="bf16",
+            views=ViewsConfig(**METHODS["dino"].VIEWS, scale=(0.3, 1.0)),
+            model=ModelConfig(drop_path=0.0),
+            settings=DinoSettings(
+                out_dim=4096,
+                hidden_dim=1024,
+                norm_last_layer=True,
+                teacher_momentum=0.99,
+                teacher_temp=0.04,
+                teacher_temp_warmup_epochs=0,
+            ),
+            neighbors=NeighborsConfig(tau=0.1, window=2, k=5),
+            optim=OptimConfig(
+                name="adamw",
+                lr=2e-3,
+                min_lr=1e-6,
+                warmup_epochs=1,
+                weight_decay=0.04,
+                weight_decay_end=0.04,
+                clip_grad=3.0,
+            ),
+            save=SaveConfig(log_every=10),
+        )
+        return from_weights(config, init, weights)
+
+    return Setting(weights.model.name, 2, build, least=2)
 
 
 def _fitted(config: Config, source: str, count: int, device: str) -> Config:

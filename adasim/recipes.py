@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adasim.config import (
     Config,
@@ -23,6 +23,9 @@ from adasim.config import (
 )
 from adasim.errors import UserError
 from adasim.registry import METHODS
+
+if TYPE_CHECKING:  # imports torch, and a list of recipes must not wait for it
+    from adasim.models import Weights
 
 
 def simsiam_resnet50() -> Config:
@@ -188,6 +191,12 @@ def for_epochs(config: Config, epochs: int) -> Config:
     window take no more than a quarter of them, the teacher temperature's warm-up no more than half; at least one.
     """
     quarter, half = max(1, epochs // 4), max(1, epochs // 2)
+    head_epochs = config.optim.head_epochs
+    if head_epochs:  # the same share of the run, and at least one, if that leaves the encoder any
+        head_epochs = min(max(1, head_epochs * epochs // config.epochs), quarter, epochs - 1)
+    optim = replace(
+        config.optim, warmup_epochs=min(config.optim.warmup_epochs, quarter), head_epochs=head_epochs
+    )
     settings = config.settings
     if getattr(settings, "teacher_temp_warmup_epochs", 0) > half:
         settings = replace(settings, teacher_temp_warmup_epochs=half)
@@ -195,8 +204,32 @@ def for_epochs(config: Config, epochs: int) -> Config:
         config,
         epochs=epochs,
         settings=settings,
-        optim=replace(config.optim, warmup_epochs=min(config.optim.warmup_epochs, quarter)),
+        optim=optim,
         neighbors=replace(config.neighbors, window=min(config.neighbors.window, quarter)),
+    )
+
+
+def from_weights(config: Config, init: str, weights: Weights) -> Config:
+    """The configuration for an encoder that starts from trained weights, so that training does not spoil it.
+
+    Architecture, image size and normalisation are the weights' own where they say so. Batch norms keep their
+    statistics, new heads learn alone in the first tenth of the epochs, and the encoder learns at a twentieth of
+    their rate.
+    """
+    model = replace(config.model, init=init, freeze_norm=True)
+    if weights.model is not None:
+        known = weights.model
+        model = replace(model, name=known.name, patch_size=known.patch_size, small_stem=known.small_stem)
+    views = config.views
+    if weights.transform is not None:
+        seen = weights.transform
+        views = replace(views, size=seen.size, mean=seen.mean, std=seen.std)
+    head_epochs = max(1, config.epochs // 10)
+    return replace(
+        config,
+        model=model,
+        views=views,
+        optim=replace(config.optim, encoder_lr=0.05, head_epochs=head_epochs),
     )
 
 

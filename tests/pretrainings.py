@@ -96,6 +96,7 @@ def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
         "pretrain",
         *(["--resume", str(out)] if resume else ["desk-vit", "--out", str(out)]),
         "--no-curves",
+        "--no-compare",
     ]
     for name, value in options.items():
         *parents, field = name.replace("_", "-").split(".")

@@ -19,7 +19,7 @@ FLOORS: list[set[str]] = [
     {"train", "eval"},
     {"use"},
     {
-        *("api", "run", "recipes", "plan", "photos", "forecast", "demo"),
+        *("api", "before_after", "run", "recipes", "plan", "photos", "forecast", "demo"),
         *("gallery", "curves", "explore", "cli", "__main__"),
     },
 ]

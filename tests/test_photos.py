@@ -6,8 +6,12 @@ import re
 from functools import partial
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
+import safetensors.torch
+import timm
+import torch
 from helpers import of_known_speed
 from PIL import Image
 
@@ -17,11 +21,14 @@ from adasim.cli.pretrain import agreed, shortened
 from adasim.config import Config
 from adasim.data import ImageSet
 from adasim.errors import UserError
+from adasim.models import EvalTransform
 from adasim.ranks.processes import Distributed
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
 from adasim.runs.folder import RunFolder
 from adasim.train.trial import Speed, time_steps
+
+QUICK = ["--from-scratch", "--no-curves", "--no-compare"]
 
 
 def write_images(folder: Path, sizes: list[tuple[int, int]]) -> None:
@@ -90,6 +97,8 @@ def test_the_proposed_run_runs(
             "--hours",
             "0.001",
             "--yes",
+            "--from-scratch",
+            "--no-compare",
             "--seed",
             "3",
             "--no-curves",
@@ -129,7 +138,7 @@ def test_method_and_pairs_may_be_others(
     for room in (photos, forecast):
         monkeypatch.setattr(room, "time_steps", of_known_speed)
     out = tmp_path / "run"
-    asked = ["--data", str(folder), "--out", str(out), "--hours", "0.0005", "--yes", "--no-curves"]
+    asked = ["--data", str(folder), "--out", str(out), "--hours", "0.0005", "--yes", *QUICK]
     main(["pretrain", "photos", *asked, *options])
     assert getattr(load_run(out).config, options[0].strip("-")) == options[1]
 
@@ -141,11 +150,15 @@ def test_the_plan_that_is_shown_is_the_one_that_runs(
         monkeypatch.setattr(room, "time_steps", lambda *_, **__: Speed(100, 0.01))
     started: list[Config] = []
     monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
-    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes"]
+    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes", *QUICK]
     main(["pretrain", "photos", *asked, "--epochs", "4", "--batch-size", "5", "--views.size", "48"])
     assert (started[0].epochs, started[0].batch_size) == (4, 5)
-    plan = re.sub(r" +", " ", capsys.readouterr().out).partition("With your options:")[2]
-    for words in ("batch 5 5 at once", "epochs 4 0:02 in all", "resnet_tiny at 48 pixels simsiam"):
+    plan = re.sub(r" +", " ", capsys.readouterr().out)
+    for words in (
+        "batch 5 5 at once",
+        "epochs 4 0:02 in all",
+        "resnet_tiny at 48 pixels simsiam, from scratch",
+    ):
         assert words in plan
 
 
@@ -193,9 +206,117 @@ def test_warm_ups_and_window_follow_few_epochs() -> None:
 
 
 def test_what_was_shortened_is_said_and_may_be_overridden(capsys: pytest.CaptureFixture[str]) -> None:
-    shortened(get_recipe("dino-vit-s16"), "8")
+    shortened(get_recipe("dino-vit-s16"), "8", print)
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "For 8 epochs instead of 800" in shown
     assert "--optim.warmup-epochs 2, --neighbors.window 2, --dino.teacher-temp-warmup-epochs 4" in shown
-    shortened(get_recipe("dino-vit-s16"), "many")  # refused later, where options are read
+    shortened(get_recipe("dino-vit-s16"), "many", print)  # refused later, where options are read
     assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    """A model of timm with a classifier, as a file of somebody else's."""
+    torch.manual_seed(0)
+    net = timm.create_model("test_efficientnet.r160_in1k", pretrained=False)
+    safetensors.torch.save_file(net.state_dict(), tmp_path / "weights.safetensors")
+    return f"test_efficientnet.r160_in1k:{tmp_path / 'weights.safetensors'}"
+
+
+def test_photos_goes_on_from_weights_with_their_architecture_size_and_normalisation(
+    weights: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(photos, "time_steps", of_known_speed)
+    started: list[Config] = []
+    monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
+    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes"]
+    main(["pretrain", "photos", *asked, "--model.init", weights])
+    config = started[0]
+    wanted = EvalTransform.for_timm(timm.create_model("test_efficientnet.r160_in1k", pretrained=False))
+    assert (config.model.name, config.model.init) == ("test_efficientnet.r160_in1k", weights)
+    assert (config.views.size, config.views.mean, config.views.std) == (wanted.size, wanted.mean, wanted.std)
+    assert config.epochs == 8  # 90 % of 3.6 s at 100 images/s
+    assert config.model.freeze_norm
+    assert 0 < config.optim.head_epochs < config.epochs
+    assert config.optim.encoder_lr <= 0.1
+
+
+def test_photos_starts_from_weights_that_timm_can_get(
+    weights: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Through timm and its hub, from a cache where random weights stand in for downloaded ones."""
+    name = "test_efficientnet.r160_in1k"
+    monkeypatch.setitem(photos.WEIGHTS, "cpu", name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(photos, "time_steps", of_known_speed)
+    started: list[Config] = []
+    monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
+    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes"]
+    main(["pretrain", "photos", *asked])
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert f"Weights to go on from: {name}" in shown
+    assert "licence apache-2.0" in shown
+    assert "This run would start from scratch" in shown
+    assert "hardly be better than raw pixels" in shown
+    assert started[-1].model.init == ""
+    snapshot = tmp_path / "hub" / f"models--timm--{name}" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("0" * 40)
+    (tmp_path / "weights.safetensors").rename(snapshot / "model.safetensors")
+    main(["pretrain", "photos", *asked])
+    assert started[-1].model.init == name
+    assert "scratch" not in re.sub(r"--from-scratch", "", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--epoch", "5"], "--epoch"),
+        (["--model.init", "nowhere.pth"], "nowhere.pth"),
+        (["--model.init", "x.pth", "--from-scratch"], "exclude each other"),
+        (["--exclude", "nowhere.csv"], "nowhere.csv"),
+        (["--hours", "0"], "hours"),
+    ],
+)
+def test_options_of_photos_are_refused_before_anything_is_timed(
+    options: list[str],
+    reason: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(photos, "time_steps", None)
+    scratch = [] if "--from-scratch" in options or "--model.init" in options else ["--from-scratch"]
+    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--yes", *scratch]
+    with pytest.raises(SystemExit) as stopped:
+        main(["pretrain", "photos", *asked, *options])
+    assert stopped.value.code == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_help_of_photos_lists_the_options_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["pretrain", "photos", "--help"])
+    shown = capsys.readouterr().out
+    assert all(option in shown for option in ("--hours", "--from-scratch", "--optim.lr", "--model.init"))
+
+
+def test_little_data_from_scratch_is_warned_of() -> None:
+    config = get_recipe("desk-resnet")
+    config.data.source = "photos"
+    told = forecast.warning(config, 3000)
+    assert told
+    assert "--model.init" in told
+    assert forecast.warning(config, 50_000) is None
+    config.epochs = 10
+    assert forecast.warning(config, 50_000)
+    config.model.init = "resnet18"
+    assert forecast.warning(config, 3000) is None

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
-from adasim.config import Config
+from adasim.config import Config, DataConfig
 from adasim.errors import UserError
 from adasim.interrupts import is_first
-from adasim.recipes import RECIPES, for_epochs, get_recipe
+from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
 
 
@@ -32,6 +33,8 @@ class PretrainArguments:
     """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
     curves: bool = True
     """Draw curves.png into the run folder when the run ends (`adasim plot` does so at any time)."""
+    compare: bool = True
+    """When the run ends, compare its encoder with raw pixels, with an untrained one and with where it began."""
     # Only for the help: `load_plugins` has taken the option out before the others are read.
     plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """Python files that register methods, pair policies or kinds of data of your own (docs/extending.md)."""
@@ -48,6 +51,8 @@ class ResumeArguments:
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     curves: bool = True
     """Draw curves.png into the run folder when the run ends (`adasim plot` does so at any time)."""
+    compare: bool = True
+    """When the run ends, compare its encoder with raw pixels, with an untrained one and with where it began."""
     plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """The plug-ins that the run was started with."""
 
@@ -72,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     from adasim.api import pretrain as run
 
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)
-    finish(parsed.out, parsed.curves)
+    finish(parsed.out, curves=parsed.curves, compare=parsed.compare)
 
 
 def configured(recipe: str, options: Sequence[str], program: str) -> Any:
@@ -84,14 +89,19 @@ def configured(recipe: str, options: Sequence[str], program: str) -> Any:
 
 def starting_point(recipe: str, options: Sequence[str]) -> Any:
     """The recipe's own arguments."""
-    config = adapted(get_recipe(recipe), options)
+    config = continued(adapted(get_recipe(recipe), options, announce), options)
     return with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
 
 
-def adapted(config: Config, options: Sequence[str]) -> Config:
+def announce(sentence: str) -> None:
+    if is_first():
+        terminal.console().print(sentence, soft_wrap=True)
+
+
+def adapted(config: Config, options: Sequence[str], say: Callable[[str], None] | None = None) -> Config:
     """The configuration with those options that decide which others there are: method, pairs, epochs."""
     for epochs in option_values(options, "--epochs")[-1:]:
-        config = shortened(config, epochs)
+        config = shortened(config, epochs, say)
     for method in option_values(options, "--method")[-1:]:
         config = with_method(config, method)
     for pairs in option_values(options, "--pairs")[-1:]:
@@ -100,59 +110,85 @@ def adapted(config: Config, options: Sequence[str]) -> Config:
     return config
 
 
-@dataclass(kw_only=True)
-class PhotosArguments:
-    """Look at a folder of images and at this machine, time a few steps, and propose a run that ends in time. Further
-    options are those of every recipe, and change the proposal."""
+def continued(config: Config, options: Sequence[str]) -> Config:
+    """The configuration for the weights that --model.init names, if it does; says what they change."""
+    for init in option_values(options, "--model.init")[-1:]:
+        from adasim.models import read_weights
 
-    data: str
-    """The images: a folder, an .npz file, hf:NAME (Hugging Face)."""
-    out: Path = Path("runs/photos")
-    """The run folder to make."""
+        config = from_weights(config, init, read_weights(init))
+        model, views, optim = config.model, config.views, config.optim
+        mean, std = (" ".join(f"{value:g}" for value in values) for values in (views.mean, views.std))
+        announce(
+            f"To go on from {init}, unless you say otherwise: --model.name {model.name} --views.size {views.size} "
+            f"--views.mean {mean} --views.std {std} --model.freeze-norm --optim.encoder-lr {optim.encoder_lr:g} "
+            f"--optim.head-epochs {optim.head_epochs}."
+        )
+    return config
+
+
+@dataclass(kw_only=True)
+class PhotosArguments(PretrainArguments):
+    """Look at a folder of images and at this machine, time a few steps, and propose a run that ends in time: from
+    weights that somebody has trained, where there are any. The defaults below are those of the smallest run; what is
+    proposed here depends on the images, and any option changes it."""
+
     hours: float = 1.0
     """How long the run may take."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: a GPU if there is one, but on a Mac the CPU."""
+    from_scratch: bool = False
+    """Start from random weights. Small folders hardly ever gain by it."""
     yes: bool = False
     """Start without asking."""
 
 
 def photos(arguments: Sequence[str]) -> None:
     """`adasim pretrain photos`: a plan for these images and this machine, and after a yes the run."""
-    own, rest = tyro.cli(
-        PhotosArguments, args=arguments, prog="adasim pretrain photos", return_unknown_args=True
-    )
+
+    def read(config: Config) -> Any:
+        default = with_settings(PhotosArguments, config)(out=Path("runs/photos"), config=config)
+        return parse(default, arguments, "adasim pretrain photos", PhotosArguments.__doc__)
+
+    any_recipe = replace(get_recipe("desk-resnet"), recipe="photos", data=DataConfig())
+    asked = read(adapted(any_recipe, arguments, announce))  # before anything is timed
+    source = asked.config.data.source
+    if not source:
+        raise UserError("Which images? Name their folder: adasim pretrain photos --data ~/photos")
+    if asked.from_scratch and asked.config.model.init:
+        raise UserError("--from-scratch and --model.init exclude each other. Leave one of them out.")
     from adasim.api import pretrain as run
     from adasim.data.sources.opening import is_path
-    from adasim.forecast import forecast, show
-    from adasim.photos import propose
+    from adasim.forecast import show, warning
+    from adasim.photos import find_weights, propose
     from adasim.runs.folder import check_out
     from adasim.runs.launch import began_here, restarted
 
-    if is_path(own.data) and not Path(own.data).exists():
-        raise UserError(f"No such folder: {own.data}. Check --data.")
-    if began_here(own.out, restarted()):
-        return resume(["--resume", str(own.out), *(["--no-curves"] if "--no-curves" in rest else [])])
-    check_out(own.out, overwrite="--overwrite" in rest)
-    console = terminal.console()
-    if not own.yes and not sys.stdin.isatty():
+    if is_path(source) and not Path(source).exists():
+        raise UserError(f"No such folder: {source}. Check --data.")
+    if began_here(asked.out, restarted()):
+        return resume(["--resume", str(asked.out), *([] if asked.curves else ["--no-curves"])])
+    check_out(asked.out, overwrite=asked.overwrite)
+    if not asked.yes and not sys.stdin.isatty():
         raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")
+    init = asked.config.model.init
+    if not init and not asked.from_scratch:
+        init = find_weights(asked.config.device, announce)
     proposal = propose(
-        own.data, own.hours, device=own.device, say=lambda text: console.print(text, soft_wrap=True)
+        source,
+        asked.hours,
+        device=asked.config.device,
+        init=init,
+        exclude=asked.config.data.exclude,
+        change=lambda config: read(adapted(config, arguments)).config,
+        say=announce,
     )
-    config = adapted(proposal.config, rest)
-    default = with_settings(PretrainArguments, config)(out=own.out, config=config)
-    parsed = parse(default, rest, "adasim pretrain photos", None)
+    console = terminal.console()
     console.print()
-    if replace(parsed.config, seed=proposal.config.seed) == proposal.config:
-        show(proposal.reasons, console)
-    else:
-        console.print("With your options:")
-        forecast(parsed.config, console)
-    if not own.yes and not agreed(console.input):
+    show(proposal.reasons, console)
+    if told := warning(proposal.config, proposal.images):
+        console.print(told, soft_wrap=True)
+    if not asked.yes and not agreed(console.input):
         return
-    run(parsed.config, parsed.out, overwrite=parsed.overwrite)
-    finish(parsed.out, parsed.curves)
+    run(proposal.config, asked.out, overwrite=asked.overwrite)
+    finish(asked.out, curves=asked.curves, compare=asked.compare)
 
 
 def agreed(ask: Callable[[str], str]) -> bool:
@@ -163,7 +199,7 @@ def agreed(ask: Callable[[str], str]) -> bool:
         return False
 
 
-def shortened(config: Config, epochs: str) -> Config:
+def shortened(config: Config, epochs: str, say: Callable[[str], None] | None = None) -> Config:
     """A recipe for so many epochs, if that is a number, with warm-ups and window that fit; says what it changes."""
     if not epochs.isdecimal() or int(epochs) < 1:
         return config  # refused when the option is read
@@ -175,11 +211,8 @@ def shortened(config: Config, epochs: str) -> Config:
         words.append(f"--neighbors.window {changed.neighbors.window}")
     if changed.settings != config.settings:
         words.append(f"--dino.teacher-temp-warmup-epochs {changed.settings.teacher_temp_warmup_epochs}")
-    if words and is_first():
-        terminal.console().print(
-            f"For {epochs} epochs instead of {config.epochs}, unless you say otherwise: {', '.join(words)}.",
-            soft_wrap=True,
-        )
+    if words and say is not None:
+        say(f"For {epochs} epochs instead of {config.epochs}, unless you say otherwise: {', '.join(words)}.")
     return changed
 
 
@@ -200,7 +233,7 @@ def resume(arguments: Sequence[str]) -> None:
     if parsed.config.data.source == found.config.data.source:
         found.check_source()
     run(parsed.config, out, resume=True)
-    finish(out, parsed.curves)
+    finish(out, curves=parsed.curves, compare=parsed.compare)
 
 
 def option_values(arguments: Sequence[str], option: str) -> list[str]:
@@ -305,7 +338,7 @@ def show_recipes() -> None:
     table = Table(box=None, padding=(0, 2), show_header=False)
     table.add_row(
         Text("photos", "bold"),
-        "For a folder of your own: looks at images and machine, proposes a run that ends in time.",
+        "For a folder of your own: goes on from trained weights, proposes a run that ends in time.",
     )
     for name, recipe in RECIPES.items():
         table.add_row(Text(name, "bold"), (recipe.__doc__ or "").splitlines()[0])
@@ -321,26 +354,47 @@ def show_recipes() -> None:
     )
 
 
-def finish(out: Path, curves: bool) -> None:
-    """After a run: draw its curves, and say where everything is. It is complete: nothing here makes it fail."""
+def finish(out: Path, *, curves: bool, compare: bool) -> None:
+    """After a run: draw its curves, measure what it was good for, and say where everything is and what comes next.
+
+    The run is complete: nothing here makes it fail.
+    """
     if not is_first() or not (out / "backbone.safetensors").exists():
         return
-    drawn = f"{out / 'curves.png'}, or " if curves and draw_curves(out) else ""
-    terminal.console().print(
-        f"Encoder: {out / 'backbone.safetensors'}   metrics: {out / 'metrics.jsonl'}   "
-        f"curves: {drawn}tensorboard --logdir {out}",
-        soft_wrap=True,
-    )
+    console = terminal.console()
+    drawn = curves and attempt("The curves are not drawn", lambda: draw_curves(out))
+    if compare:
+        attempt("Before and after are not compared", lambda: show_gain(out, console))
+    lines = {
+        "encoder": out / "backbone.safetensors",
+        "curves": out / "curves.png" if drawn else f"adasim plot {out}",
+        "explore": f"adasim explore {out}",
+        "measure": f"adasim eval knn {out}",
+        "export": f"adasim export {out} --to timm",
+    }
+    for what, where in lines.items():
+        console.print(Text.assemble((f"{what:9}", "bold"), str(where)), soft_wrap=True)
 
 
-def draw_curves(out: Path) -> bool:
-    """RUN/curves.png; a sentence where that cannot be."""
-    from adasim.curves.writing import plot
-
+def attempt(failed: str, action: Callable[[], object]) -> bool:
+    """Whether it worked; a sentence where it did not."""
     try:
-        plot(out, out / "curves.png")
+        action()
     except Exception as error:  # of whatever kind: the run is done, and what it learnt is saved
-        reason = str(error) or type(error).__name__
-        terminal.console().print(f"The curves are not drawn: {reason}", soft_wrap=True)
+        terminal.console().print(f"{failed}: {str(error) or type(error).__name__}", soft_wrap=True)
         return False
     return True
+
+
+def draw_curves(out: Path) -> None:
+    """RUN/curves.png"""
+    from adasim.curves.writing import plot
+
+    plot(out, out / "curves.png")
+
+
+def show_gain(out: Path, console: Console) -> None:
+    """The table of what the run was good for."""
+    from adasim.before_after import show
+
+    show(out, console)

@@ -14,12 +14,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import timm
 import torch
 from timm.models import VisionTransformer
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import ModelConfig
 from adasim.errors import UserError
@@ -50,7 +51,10 @@ class Backbone(nn.Module):
         dim: D, width of the pooled feature.
         spec: JSON-able description from which `from_spec` rebuilds the model.
         transform: what the encoder expects to be done to an image; a callable.
+        freeze_norm: whether batch norms stay in evaluation mode while the rest trains.
     """
+
+    freeze_norm = False
 
     def __init__(self, net: nn.Module, spec: dict[str, Any], transform: EvalTransform | None = None) -> None:
         super().__init__()
@@ -63,6 +67,14 @@ class Backbone(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are; raw pixels have none, and are taken where they come from."""
         return next(self.parameters(), torch.empty(0)).device
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.freeze_norm:
+            for layer in self.modules():
+                if isinstance(layer, _BatchNorm):
+                    layer.eval()
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Pooled feature (B, D) of images (B, C, H, W): a ViT's CLS after the final norm, a ResNet's mean."""
@@ -125,7 +137,8 @@ def build_backbone(config: ModelConfig, image_size: int, channels: int = 3, *, s
     if config.name in VITS:
         # timm starts CLS at 1e-6 and all else as DINO does; DINO's bounds of +-2 make this a plain normal.
         nn.init.trunc_normal_(backbone.net.cls_token, std=0.02)  # type: ignore[arg-type]
-    return backbone
+    backbone.freeze_norm = config.freeze_norm
+    return backbone.train()
 
 
 def from_spec(spec: dict[str, Any], **extra: Any) -> Backbone:

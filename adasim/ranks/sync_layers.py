@@ -38,7 +38,10 @@ class Part:
 
 
 def synchronize(network: nn.Module, device: torch.device) -> nn.Module:
-    """The same network, its parameters and names unchanged, with batch norms that work over all ranks."""
+    """The same network, its parameters and names unchanged, with batch norms that work over all ranks.
+
+    Those in evaluation mode do so as they are.
+    """
     if device.type != "cpu":
         return convert_sync_batchnorm(network)
     return _replace_layers(network, _BatchNorm, SyncedBatchNorm.like)
@@ -54,7 +57,7 @@ def _replace_layers(
 ) -> nn.Module:
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, kind):
+            if isinstance(layer, kind) and layer.training:
                 setattr(parent, name, replaced(layer))
     return network
 

@@ -12,7 +12,12 @@ import torch
 from adasim.errors import UserError
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
-_CAME_LATER = {"model.init": ""}  # what runs of earlier versions did without saying so
+_CAME_LATER = {  # what runs of earlier versions did without saying so
+    "model.init": "",
+    "model.freeze_norm": False,
+    "optim.encoder_lr": 1.0,
+    "optim.head_epochs": 0,
+}
 _MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 

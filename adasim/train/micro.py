@@ -137,7 +137,7 @@ def has_batch_norm(config: Config) -> bool:
     """Whether the method's networks have a layer that looks at several images at once."""
     with torch.device("meta"):
         method: nn.Module = build_method(config, config.views.size)
-    return any(isinstance(layer, _BatchNorm) for layer in method.modules())
+    return any(isinstance(layer, _BatchNorm) and layer.training for layer in method.modules())
 
 
 def free_bytes(device: torch.device) -> float:

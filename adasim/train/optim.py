@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from adasim.config import Config
 from adasim.methods.base import Method
+from adasim.models import Backbone
 from adasim.schedules import learning_rate, peak_learning_rate, weight_decay
 
 
@@ -19,6 +21,8 @@ def build_optimizer(method: Method, config: Config) -> torch.optim.Optimizer:
     """AdamW (betas 0.9, 0.999; eps 1e-8), or SGD with momentum 0.9, over the method's parameter groups."""
     optim, lr = config.optim, peak_learning_rate(config)
     groups = method.param_groups(optim)
+    if optim.encoder_lr < 1 or optim.head_epochs:
+        groups = _encoder_apart(groups, method)
     # On a CPU one pass over the weights instead of ten; elsewhere torch knows what is fastest.
     fused = all(p.device.type == "cpu" for group in groups for p in group["params"]) or None
     if optim.name == "adamw":
@@ -27,6 +31,17 @@ def build_optimizer(method: Method, config: Config) -> torch.optim.Optimizer:
     if fused:
         optimizer.register_step_pre_hook(_begin_momentum)
     return optimizer
+
+
+def _encoder_apart(groups: list[dict[str, Any]], method: Method) -> list[dict[str, Any]]:
+    """The same groups, the encoder's weights in groups of their own."""
+    encoder = {id(p) for part in method.modules() if isinstance(part, Backbone) for p in part.parameters()}
+    split = [
+        {**group, "params": [p for p in group["params"] if (id(p) in encoder) is own], "encoder": own}
+        for group in groups
+        for own in (True, False)
+    ]
+    return [group for group in split if group["params"]]
 
 
 def _begin_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -43,12 +58,17 @@ def _begin_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
 def set_schedules(optimizer: torch.optim.Optimizer, config: Config, step: int, steps_per_epoch: int) -> None:
     """Write this step's learning rate and weight decay into the groups.
 
-    A group with `fixed_lr` keeps the peak rate (SimSiam's predictor); one without `decay` is not decayed.
+    A group with `fixed_lr` keeps the peak rate (SimSiam's predictor); one without `decay` is not decayed. The
+    encoder's may have a rate of its own, and none at all in the first epochs.
     """
+    optim = config.optim
+    share = optim.encoder_lr if step >= optim.head_epochs * steps_per_epoch else 0.0
     lr = learning_rate(config, step, steps_per_epoch)
     decay = weight_decay(config, step, steps_per_epoch)
     for group in optimizer.param_groups:
         group["lr"] = peak_learning_rate(config) if group["fixed_lr"] else lr
+        if group.get("encoder"):
+            group["lr"] *= share
         group["weight_decay"] = decay if group["decay"] else 0.0
 
 

@@ -124,7 +124,7 @@ class Reporter:
         """Learning rate and its like, as they were in the step that was just made."""
         groups, total = self.state.optimizer.param_groups, self.config.epochs * self.steps_per_epoch
         return {
-            "lr": groups[0]["lr"],
+            "lr": max(group["lr"] for group in groups if not group["fixed_lr"]),  # an encoder may have less
             "weight_decay": max(group["weight_decay"] for group in groups),  # biases may have none
             **self.state.method.schedules(epoch, self.state.step - 1, total),
         }

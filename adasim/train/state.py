@@ -163,7 +163,8 @@ class TrainState:
 
         Over ranks it takes its statistics from one micro-batch of each of them.
         """
-        if not share or not any(isinstance(layer, _BatchNorm) for layer in self.method.modules()):
+        norms = [layer for layer in self.method.modules() if isinstance(layer, _BatchNorm) and layer.training]
+        if not share or not norms:
             return
         before = self.settings["batch_size"] // share
         if size * before != self.part.images * world:

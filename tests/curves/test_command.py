@@ -158,23 +158,23 @@ def test_a_run_ends_with_its_curves_and_a_figure_that_fails_does_not_make_it_fai
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     monkeypatch.setenv("RANK", "1")
-    finish(run, curves=True)  # another process of the run draws and says nothing
+    finish(run, curves=True, compare=False)  # another process of the run draws and says nothing
     assert capsys.readouterr().out == ""
     monkeypatch.delenv("RANK")
-    finish(run, curves=False)
+    finish(run, curves=False, compare=False)
     assert not (run / "curves.png").exists()
-    assert f"curves: tensorboard --logdir {run}" in capsys.readouterr().out
-    finish(run, curves=True)
-    assert f"curves: {run / 'curves.png'}, or tensorboard" in capsys.readouterr().out
+    assert f"adasim plot {run}" in capsys.readouterr().out
+    finish(run, curves=True, compare=False)
+    assert str(run / "curves.png") in capsys.readouterr().out
     assert (run / "curves.png").stat().st_size > 10_000
     assert not (run / "curves.svg").exists()
     (run / "curves.png").write_bytes(b"something else")
-    finish(run, curves=True)
+    finish(run, curves=True, compare=False)
     said = capsys.readouterr().out
     assert "The curves are not drawn: " in said
     assert "is no figure of adasim plot, and is not replaced" in said
     assert str(run / "backbone.safetensors") in said
     (run / "curves.png").unlink()
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "epoch": 0, "loss": 2.0}) + "\n")
-    finish(run, curves=True)
+    finish(run, curves=True, compare=False)
     assert "The curves are not drawn: " in capsys.readouterr().out

@@ -1,0 +1,91 @@
+"""What a run was good for: raw pixels, the untrained encoder, where the run began and where it ended, in one table.
+
+By k-NN accuracy where the images have labels; else by how often an encoder finds an image by another view of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from adasim import seeding
+from adasim.api import evaluate
+from adasim.config import Config
+from adasim.data import leave_out, open_images
+from adasim.eval.splits import Subset, open_split
+from adasim.methods import build_method
+from adasim.models import Backbone, EvalTransform, load_backbone, pixels, read_weights, start_from
+from adasim.runs.folder import RunFolder
+
+_MOST = {"train": 3000, "test": 1000}  # images that are looked at: a minute or two on a laptop
+
+CANNOT_TELL = (
+    "Without labels this tells whether an encoder knows an image again, not whether it puts like with like: one that "
+    "is worse than raw pixels in use may well be ahead here. A few labelled folders and `adasim eval knn` tell."
+)
+
+
+def show(out: Path, console: Console) -> None:
+    """Measure the run's stages on (a part of) its own images, and print them as a table."""
+    config = RunFolder.open(out, lock=False).config
+    images = leave_out(open_images(config.data.source, size=config.views.size), config.data.exclude)
+    labelled = images.labels is not None and bool((images.labels >= 0).all())
+    if labelled:
+        split = open_split(
+            config.data.source,
+            None,
+            None,
+            size=config.views.size,
+            seed=config.seed,
+            exclude=Path(config.data.exclude) if config.data.exclude else None,
+        )
+        sets = {
+            "train": Subset(split.train, _some(split.train_ids, "train", config)),
+            "test": Subset(split.test, _some(split.test_ids, "test", config)),
+        }
+        title = f"k-NN accuracy on {len(sets['test']):,} images by {len(sets['train']):,} others (k = 20)"
+    else:
+        ids = _some(torch.arange(len(images)), "train", config)
+        title = f"Own image nearest to a view of it, of {len(ids):,} images"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("features")
+    table.add_column("accuracy" if labelled else "found", justify="right")
+    for name, encoder in stages(config, out):
+        if labelled:
+            report = evaluate(encoder, "knn", k=20, no_cache=True, save=False, **sets)
+        else:
+            report = evaluate(
+                encoder, "views", data=Subset(images, ids), queries=500, no_cache=True, save=False
+            )
+        table.add_row(name, f"{report.value:.1f}%", style="bold" if name == "after pretraining" else "")
+    if labelled:
+        table.caption = f"chance is {100 / len(images.classes):.1f}%"
+    console.print(table)
+    if not labelled:
+        console.print(CANNOT_TELL, soft_wrap=True)
+
+
+def stages(config: Config, out: Path) -> Iterator[tuple[str, Backbone]]:
+    """What to compare, by name."""
+    yield "raw pixels", pixels()
+    untrained = build_method(
+        replace(config, model=replace(config.model, init="")), config.views.size
+    ).eval_encoder
+    untrained.transform = EvalTransform.for_run(config)
+    yield "untrained encoder", untrained.eval()
+    if config.model.init:
+        weights = read_weights(config.model.init)
+        start_from([untrained], weights, config.model.init)
+        yield "where it began", untrained
+    yield "after pretraining", load_backbone(out)
+
+
+def _some(ids: Tensor, part: str, config: Config) -> Tensor:
+    order = seeding.permutation(config.seed, f"before and after, {part}", 0, len(ids))
+    return ids[order[: _MOST[part]].sort().values]

@@ -1,0 +1,60 @@
+"""The table at the end of a run: raw pixels, untrained, where it began, after."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers import photos_of_patterns
+from pretrainings import Small
+
+from adasim import before_after, terminal
+from adasim.api import evaluate, pretrain
+from adasim.config import ModelConfig
+from adasim.data import open_images
+from adasim.eval.splits import Subset, open_split
+from adasim.models import load_backbone, pixels
+
+
+def shown(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    capsys.readouterr()
+    before_after.show(run, terminal.console(width=100))
+    return {
+        name.strip(): float(value)
+        for name, value in re.findall(r"│ ([\w ]+?) +│ +([\d.]+)%", capsys.readouterr().out)
+    }
+
+
+def test_every_stage_is_measured_on_the_runs_own_test_images(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = pretrain(small(epochs=2), tmp_path / "first")
+    run = pretrain(
+        small(epochs=2, model=ModelConfig(name="vit_mini", patch_size=8, init=str(first))), tmp_path / "run"
+    )
+    rows = shown(run, capsys)
+    assert list(rows) == ["raw pixels", "untrained encoder", "where it began", "after pretraining"]
+    split = open_split("synthetic:48", None, None, size=16)
+    sets = {
+        "train": split.train,
+        "test": Subset(split.test, before_after._some(split.test_ids, "test", small())),
+    }
+    for name, encoder in {
+        "raw pixels": pixels(),
+        "where it began": load_backbone(first),
+        "after pretraining": load_backbone(run),
+    }.items():
+        assert rows[name] == round(evaluate(encoder, "knn", k=20, save=False, **sets).value, 1), name
+
+
+def test_images_without_labels_are_compared_by_their_views_and_it_says_what_that_cannot_tell(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos_of_patterns(tmp_path / "photos", "{i:02d}.png")
+    run = pretrain(small(epochs=2, data__source=str(tmp_path / "photos")), tmp_path / "run")
+    assert open_images(str(tmp_path / "photos")).labels is None
+    rows = shown(run, capsys)
+    assert list(rows) == ["raw pixels", "untrained encoder", "after pretraining"]
+    before_after.show(run, terminal.console(width=100))
+    assert "not whether it puts like with like" in re.sub(r"\s+", " ", capsys.readouterr().out)
