@@ -19,6 +19,7 @@ from torch import Tensor
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
+from adasim.cli.using import MODEL
 from adasim.errors import UserError
 from adasim.eval.options import Flag
 from adasim.explore.exploring import explore
@@ -43,10 +44,9 @@ class What:
 
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
     """A run folder: its own images, and the neighbours that it has learned."""
-    backbone: str | None = None
-    """Instead of a run, for the images of --data: a timm model name, NAME:FILE (a model's name and a file of its
-    weights), a folder with config.json (of adasim export, timm or transformers), hf-hub:OWNER/NAME, a run folder, a
-    backbone.safetensors, or pixels (raw)."""
+    backbone: Annotated[
+        str | None, tyro.conf.arg(metavar="MODEL", help=f"Instead of RUN, for the images of --data. {MODEL}")
+    ] = None
     features: Path | None = None
     """Instead of a run: an .npz file with an array `features` (images, width) for the images of --data, as `adasim
     embed` writes it; a row for each, or an array `files` of names."""

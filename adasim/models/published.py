@@ -12,7 +12,7 @@ from adasim.errors import UserError
 from adasim.models.files import checked_transform, parsed
 from adasim.models.transforms import EvalTransform
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, PROCESSOR_FILE = "config.json", "preprocessor_config.json"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 _VITS = {  # of transformers: width, blocks, heads, hidden width
@@ -47,15 +47,15 @@ def is_published(folder: Path) -> bool:
 
 def read_description(folder: Path) -> Description:
     """What config.json says, and preprocessor_config.json of transformers."""
-    path = folder / CONFIG_FILE
-    config = _read(path)
+    path, beside = folder / CONFIG_FILE, folder / PROCESSOR_FILE
+    config, processor = _read(path), _read(beside)
     if "architecture" not in config:
-        processor = folder / "preprocessor_config.json"
-        return Description(_of_transformers(config), {}, _processed(_read(processor), processor))
+        return Description(_of_transformers(config), {}, _processed(processor, beside))
     name, arguments = config["architecture"], config.get("model_args") or {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise UserError(f"{path} has a damaged description of its model. Export it again.")
-    said = config.get("pretrained_cfg", config)  # older files have it at the top
+    # timm's older files have it at the top; transformers' wrapper of timm's models, beside.
+    said = config.get("pretrained_cfg") or processor.get("pretrained_cfg") or config
     transform = _transform(said, path) if isinstance(said, dict) and "mean" in said else None
     return Description(name.removeprefix("adasim_").removesuffix("_3x3"), arguments, transform)
 

@@ -22,7 +22,7 @@ from adasim.models.backbones import VITS, Backbone, build_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.models.weights import Weights
 
-_HEADS = ("head", "fc", "classifier", "projector", "predictor")
+_HEADS = ("head", "head_dist", "fc", "classifier", "projector", "predictor")
 
 
 def start_from(backbones: Iterable[Backbone], weights: Weights, source: str) -> None:

@@ -34,7 +34,7 @@ from adasim.errors import UserError
 from adasim.models.backbones import RESNETS, VITS, configuration, is_timm, nearest_models
 from adasim.models.files import BACKBONE_FILE, is_ours, read_backbone
 from adasim.models.names import is_torchvision_vit, timm_names
-from adasim.models.published import CONFIG_FILE, WEIGHTS_FILES, is_published, read_description
+from adasim.models.published import CONFIG_FILE, PROCESSOR_FILE, WEIGHTS_FILES, is_published, read_description
 from adasim.models.transforms import EvalTransform
 
 # DINO's checkpoints hold both networks, and training scripts name what they save: whose weights are the encoder's.
@@ -182,7 +182,7 @@ def _of_timm(name: str) -> Weights:
 def _fetched(name: str) -> Path:
     """The folder of a model on the Hugging Face hub, in the local cache."""
     repository, _, revision = name.partition(":")[2].partition("@")
-    wanted = [CONFIG_FILE, "preprocessor_config.json"]
+    wanted = [CONFIG_FILE, PROCESSOR_FILE]
     try:
         with no_long_wait():
             for weights in WEIGHTS_FILES:

@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +448,25 @@ def test_help_explains_each_evaluation_in_a_line(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for name in ("knn", "linear", "fewshot", "segmentation", "table"):
         assert any(line.strip().startswith(name) for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("command", ["eval", "eval knn", "embed", "similar", "export", "explore", "gallery"])
+def test_every_command_s_help_lists_what_a_model_may_be(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with suppress(SystemExit):
+        main([*command.split(), "--help"])
+    shown = capsys.readouterr().out
+    for form in (
+        "run folder",
+        "timm",
+        "NAME:FILE",
+        "config.json",
+        "hf-hub:",
+        "backbone.safetensors",
+        "pixels",
+    ):
+        assert form in shown
 
 
 # How images are divided and named

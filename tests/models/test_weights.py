@@ -87,6 +87,18 @@ def test_a_classifier_is_left_out_under_whichever_name_timm_has_for_it(name: str
         start_from([here], Weights(weights | {"surplus.weight": torch.ones(3)}), "weights.pth")
 
 
+def test_a_model_that_timm_builds_for_one_size_is_built_for_the_size_asked_for(tmp_path: Path) -> None:
+    """With its positions interpolated as timm does it."""
+    torch.save(trained("deit_tiny_patch16_224").state_dict(), tmp_path / "w.pth")
+    overlay = {"file": str(tmp_path / "w.pth"), "url": ""}
+    theirs: Any = timm.create_model(
+        "deit_tiny_patch16_224", pretrained=True, pretrained_cfg_overlay=overlay, num_classes=0, img_size=96
+    )
+    x, found = features(f"deit_tiny_patch16_224:{tmp_path / 'w.pth'}", 96)
+    with torch.no_grad():
+        torch.testing.assert_close(found, theirs.eval()(x))
+
+
 # Other libraries' names
 
 
@@ -182,6 +194,20 @@ def test_transformers_vits_and_resnets_have_the_same_features(
         last = encoder(pixel_values=x)
         expected = last.last_hidden_state[:, 0] if build is vit else last.pooler_output.flatten(1)
         torch.testing.assert_close(here(x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_transformers_wrapper_of_a_timm_model_is_that_model(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.TimmWrapperConfig(architecture="resnet18", num_labels=3)
+    theirs = transformers.TimmWrapperForImageClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    cfg = {"input_size": [3, 96, 96], "mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 1.0}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"pretrained_cfg": cfg}))
+    x, found = features(tmp_path, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found, headless(theirs.timm_model, x))
+    assert read_weights(str(tmp_path)).transform == EvalTransform(96, 96, (0.1,) * 3, (0.2,) * 3)
 
 
 def test_a_vit_of_transformers_that_timm_would_compute_otherwise_is_not_guessed(tmp_path: Path) -> None:
