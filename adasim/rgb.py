@@ -29,8 +29,9 @@ def to_tensor(image: Image.Image) -> Tensor:
     holds its greatest value. So 4095 becomes 255 where no value is greater, as in a 12-bit camera's 16-bit files,
     and 65535 becomes 255 where all 16 bits are used. Floats are taken as 0..1, or as 0..255 if any is above 1.
     """
-    width, height = _size(image)
+    _size(image)
     image.load()
+    width, height = image.size  # of a HEIC, decoding may correct it
     rows = max(1, _STRIP // max(1, width))
     strips = [(top, min(top + rows, height)) for top in range(0, height, rows)]
     deep = image.mode.startswith(("I", "F"))

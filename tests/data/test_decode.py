@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import EpsImagePlugin, Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps, features
 
+import adasim.data.sources.decode
 import adasim.rgb
-from adasim.data import Unreadable
+from adasim.data import Unreadable, open_images
 from adasim.data.sources.decode import decode, decode_reduced
 from adasim.rgb import MAX_PIXELS, to_tensor
 
@@ -162,6 +163,38 @@ def test_strips_give_the_pixels_of_the_whole(mode: str, monkeypatch: pytest.Monk
     at_once = to_tensor(image)
     monkeypatch.setattr(adasim.rgb, "_STRIP", 23 * 5)
     assert torch.equal(to_tensor(image), at_once)
+
+
+def test_a_heic_photo_is_read_the_right_way_up_where_pillow_heif_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("pillow_heif")
+    pixels = smooth(1, 96, 64)[0]
+    photo = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    photo.getexif()[0x0112] = 6  # show it turned a quarter to the right
+    photo.save(tmp_path / "IMG_0001.HEIC", quality=95)
+    images = open_images(str(tmp_path))
+    assert len(images) == 1
+    decoded = images.load(0)
+    assert decoded.shape == (3, 64, 96)
+    assert (decoded.int() - torch.rot90(pixels, -1, (1, 2))).abs().float().mean() < 4
+    (tmp_path / "IMG_0001.HEIC").rename(tmp_path / "misnamed.jpg")
+    assert torch.equal(decode(str(tmp_path / "misnamed.jpg")), decoded)
+
+
+def test_a_heic_photo_in_a_jpgs_clothes_names_what_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adasim.data.sources.decode, "_HAS_HEIF", False)
+    (tmp_path / "x.jpg").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 64)
+    with pytest.raises(Unreadable, match="it holds a HEIC photo; pip install pillow-heif reads it"):
+        decode(str(tmp_path / "x.jpg"))
+
+
+def test_an_avif_photo_is_found_and_read_where_pillow_has_it(tmp_path: Path) -> None:
+    if "avif" not in features.get_supported_modules():
+        pytest.skip("this Pillow has no AVIF")
+    pixels = smooth(1, 32, 48)[0]
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / "x.avif", quality=95)
+    assert (open_images(str(tmp_path)).load(0).int() - pixels).abs().float().mean() < 4
 
 
 def test_a_pipe_is_unreadable_and_is_not_waited_for(tmp_path: Path) -> None:

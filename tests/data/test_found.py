@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from adasim.data import describe, open_images
+from adasim.data.sources import scan
+from adasim.data.sources.excluded import file_name
 from adasim.errors import UserError
 
 from .pictures import save_image, smooth
@@ -24,12 +26,12 @@ def fill(root: Path, **counts: int) -> Path:
 def test_images_classes_and_what_was_left_out_are_told(tmp_path: Path) -> None:
     fill(tmp_path, cat=2, dog=1)
     for i in range(9):
-        (tmp_path / "cat" / f"{i}.HEIC").write_bytes(b"?")
+        (tmp_path / "cat" / f"{i}.CR2").write_bytes(b"?")
     (tmp_path / "notes.txt").write_text("?")
     (tmp_path / "README").write_text("?")
     (tmp_path / ".DS_Store").write_text("?")
     assert describe(open_images(str(tmp_path))) == (
-        f"3 images in 2 classes (cat, dog) from {tmp_path}. Left out: 9 .heic (convert them to JPEG or PNG), "
+        f"3 images in 2 classes (cat, dog) from {tmp_path}. Left out: 9 .cr2 (convert them to JPEG or PNG), "
         f"1 file without an ending, 1 .txt."
     )
 
@@ -63,9 +65,65 @@ def test_images_without_labels_and_arrays_are_told_of(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_nothing_but_other_files_says_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "a.heic").write_bytes(b"?")
-    with pytest.raises(UserError, match=r"No images in .* and found 1 \.heic \(convert"):
+    (tmp_path / "a.cr2").write_bytes(b"?")
+    with pytest.raises(UserError, match=r"No images in .* and found 1 \.cr2 \(convert"):
         open_images(str(tmp_path))
+
+
+def test_heic_files_that_cannot_be_read_are_counted_and_the_command_that_reads_them_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "EXTENSIONS", frozenset(["png"]))  # as without pillow-heif
+    monkeypatch.setattr(scan, "_OFTEN", frozenset([".png"]))
+    for i in range(9):
+        (tmp_path / f"{i}.HEIC").write_bytes(b"?")
+    with pytest.raises(UserError, match=r"found 9 \.heic \(to read them: pip install pillow-heif\)\.$"):
+        open_images(str(tmp_path))
+    fill(tmp_path, **{".": 2})
+    said = describe(open_images(str(tmp_path)))
+    assert said.endswith("Left out: 9 .heic (to read them: pip install pillow-heif).")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("my photos.zip", "unzip 'my photos.zip' -d 'my photos'"),
+        ("photos.TAR", "mkdir -p photos && tar -xf photos.TAR -C photos"),
+        ("photos.tar.gz", "mkdir -p photos && tar -xf photos.tar.gz -C photos"),
+        ("photos.tgz", "mkdir -p photos && tar -xf photos.tgz -C photos"),
+    ],
+)
+def test_an_archive_is_refused_with_the_command_that_unpacks_it(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(b"?")
+    folder = command.rpartition("-d " if "unzip" in command else "-C ")[2]
+    with pytest.raises(UserError) as caught:
+        open_images(name)
+    assert (
+        str(caught.value) == f"{name} is an archive. Unpack it with `{command}`, then name --data {folder}."
+    )
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.HEIC"])
+def test_one_image_is_refused_with_the_name_of_its_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"?")
+    with pytest.raises(UserError, match=rf"is one image\. Name its folder: --data {tmp_path}$"):
+        open_images(str(tmp_path / name))
+
+
+def test_the_folder_that_one_is_in_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = fill(tmp_path / "photos", train__cat=2, test__cat=1)
+    monkeypatch.chdir(root / "train")
+    for source in (".", "./", "cat/.."):
+        images = open_images(source)
+        assert describe(images) == f"2 images in 1 class (cat) from {root / 'train'}."
+        assert images.name == "train"
+        assert file_name(images, 0) == "cat/0.png"
+    assert open_images("..").name == "photos"
 
 
 def test_loops_of_links_are_left_out_with_a_word(tmp_path: Path) -> None:

@@ -653,11 +653,11 @@ def test_what_was_found_and_left_out_is_said_and_a_pipe_is_not_waited_for(
     run = make_run()
     data = folders(tmp_path / "photos/train", {"a": 30, "b": 30})
     folders(tmp_path / "photos/test", {"a": 6, "b": 6})
-    (data / "a" / "x.heic").write_bytes(b"?")
+    (data / "a" / "x.cr2").write_bytes(b"?")
     os.mkfifo(data / "a" / "x.png")
     main(["eval", "knn", str(run), "--data", str(tmp_path / "photos")])
     said = capsys.readouterr().out
-    assert f"60 images in 2 classes (a, b) from {data} (its split train). Left out: 1 .heic" in said
+    assert f"60 images in 2 classes (a, b) from {data} (its split train). Left out: 1 .cr2" in said
     assert "1 pipe, socket or device" in said
     assert f"12 images in 2 classes (a, b) from {tmp_path / 'photos/test'} (its split test)." in said
     assert "not used" not in said

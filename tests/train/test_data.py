@@ -30,11 +30,11 @@ def test_what_was_found_and_left_out_is_said_before_training(
     small: Small, tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for i in range(9):
-        (photos / "class0" / f"{i}.HEIC").write_bytes(b"?")
+        (photos / "class0" / f"{i}.CR2").write_bytes(b"?")
     os.mkfifo(photos / "class1" / "pipe.jpg")  # reading it would take for ever
     pretrain(small(epochs=2, data__source=str(photos)), tmp_path / "run")
     said = capsys.readouterr().out
-    assert said.startswith(f"48 images in 2 classes (class0, class1) from {photos}. Left out: 9 .heic")
+    assert said.startswith(f"48 images in 2 classes (class0, class1) from {photos}. Left out: 9 .cr2")
     assert "1 pipe, socket or device" in said.splitlines()[0]
 
 

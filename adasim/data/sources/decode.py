@@ -1,4 +1,4 @@
-"""Image files to 8-bit RGB tensors: regular files of formats that PIL decodes by itself."""
+"""Image files to 8-bit RGB tensors: regular files of formats that are decoded within this process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,26 @@ from adasim.data.contents import open_regular
 from adasim.data.images import Reduction, Unreadable
 from adasim.rgb import reduce_jpeg, to_tensor
 
-EXTENSIONS = frozenset(["jpg", "jpeg", "jfif", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"])
-_AVIF = ["AVIF"] if "avif" in features.get_supported_modules() else []
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", *_AVIF)
-"""What a file may hold whatever its name says: formats that PIL decodes by itself. PIL knows others, for which it
-starts programs (EPS: Ghostscript)."""
+try:
+    import pillow_heif
+except ImportError:  # the extra `heic` is not installed
+    _HAS_HEIF = False
+else:
+    pillow_heif.register_heif_opener()
+    _HAS_HEIF = True
+_HAS_AVIF = "avif" in features.get_supported_modules()
+
+HEIC_ENDINGS = ("heic", "heif", "hif")
+EXTENSIONS = frozenset(
+    ["jpg", "jpeg", "jfif", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"]
+    + (["avif"] if _HAS_AVIF else [])
+    + (list(HEIC_ENDINGS) if _HAS_HEIF else [])
+)
+FORMATS = ["JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM"]
+"""What a file may hold whatever its name says: formats that PIL, or pillow-heif, decodes by itself. PIL knows others,
+for which it starts programs (EPS: Ghostscript)."""
+FORMATS += (["AVIF"] if _HAS_AVIF else []) + (["HEIF"] if _HAS_HEIF else [])
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1")  # at byte 8, after a length and "ftyp"
 
 
 def decode(path: str) -> Tensor:
@@ -40,4 +55,7 @@ def open_image(file: BinaryIO) -> Image.Image:
     try:
         return Image.open(file, formats=FORMATS)
     except Image.UnidentifiedImageError:
-        raise ValueError("it holds no image of a known format") from None
+        file.seek(8)
+        is_heic = file.read(4) in _HEIC_BRANDS and not _HAS_HEIF
+        what = "a HEIC photo; pip install pillow-heif reads it" if is_heic else "no image of a known format"
+        raise ValueError(f"it holds {what}") from None

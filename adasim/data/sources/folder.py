@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adasim.data.contents import hash_file, sample_ids
 from adasim.data.images import ImageSet, Reduction
-from adasim.data.sources.decode import EXTENSIONS, decode, decode_reduced
+from adasim.data.sources.decode import EXTENSIONS, HEIC_ENDINGS, decode, decode_reduced
 from adasim.data.sources.found import few, left_out_words, printable
 from adasim.data.sources.listing import GONE, Listing
 from adasim.data.sources.scan import scan
@@ -43,10 +43,11 @@ class FolderImages(ImageSet):
         self.files = scan(os.fsencode(self.root)) if listing is None else listing
         self.left_out = left_out_words(Counter(self.files.left_out))
         if not len(self.files):
+            has_heic = any(f".{ending}" in self.files.left_out for ending in HEIC_ENDINGS)
             raise UserError(
                 f"No images in {self.root}: looked for files ending in {', '.join(sorted(EXTENSIONS))}"
-                f"{' and found ' + self.left_out if self.left_out else ''}. "
-                f"Name the folder that holds them."
+                f"{' and found ' + self.left_out if self.left_out else ''}."
+                f"{'' if has_heic else ' Name the folder that holds them.'}"
             )
         self.labels, self.classes = _classes(self.files)
         self._fingerprint = ""
@@ -138,6 +139,8 @@ def open_folder(root: str, split: str, known: Callable[[str], Listing | None] | 
     """
     if not os.path.isdir(root):
         raise UserError(f"No such folder: {root}. Check --data.")
+    if Path(root).name in ("", ".."):  # `.` and its like name nothing
+        root = os.path.abspath(root)
     found = {
         key: next((n for n in names if os.path.isdir(os.path.join(root, n))), None)
         for key, names in SPLIT_FOLDERS.items()

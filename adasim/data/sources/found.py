@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from adasim.data.images import ImageSet
+from adasim.data.sources.decode import HEIC_ENDINGS
 from adasim.terminal import printable
 
 _CONVERTIBLE = {
-    *("heic", "heif", "avif", "jxl", "jp2", "j2k", "jpx", "psd", "svg", "eps", "exr", "tga", "ico", "pdf"),
+    *("avif", "jxl", "jp2", "j2k", "jpx", "psd", "svg", "eps", "exr", "tga", "ico", "pdf"),
     *("raw", "dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "dcm"),
 }
 _WORDS = {  # of what is left out for another reason than its ending
@@ -23,7 +24,7 @@ _WORDS = {  # of what is left out for another reason than its ending
 
 def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
     """`1,203 images in 2 classes (cat, dog) from photos/train (its split train; 300 in test/ are not used). Left
-    out: 9 .heic (convert them to JPEG or PNG), 3 .txt.`
+    out: 9 .heic (to read them: pip install pillow-heif), 3 .txt.`
 
     Args:
         used: other splits of the source that are used, too, so that only what is in none of them is named; with None,
@@ -45,14 +46,11 @@ def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
 
 
 def left_out_words(counts: Counter[str]) -> str:
-    """`9 .heic (convert them to JPEG or PNG), 3 .txt`"""
+    """`9 .heic (to read them: pip install pillow-heif), 3 .cr2 (convert them to JPEG or PNG), 3 .txt`"""
     words = []
-    for what, count in sorted(
-        counts.items(), key=lambda item: (not _convertible(item[0]), -item[1], item[0])
-    ):
-        hint = " (convert them to JPEG or PNG)" if _convertible(what) else ""
+    for what, count in sorted(counts.items(), key=lambda item: (not _hint(item[0]), -item[1], item[0])):
         one, many = _WORDS.get(what, (what, what))
-        words.append(f"{count:,} {printable(one if count == 1 else many)}{hint}")
+        words.append(f"{count:,} {printable(one if count == 1 else many)}{_hint(what)}")
     return few(words, 6)
 
 
@@ -63,5 +61,9 @@ def few(words: Iterable[str], limit: int = 3) -> str:
     return ", ".join(words[:limit]) + more
 
 
-def _convertible(what: str) -> bool:
-    return what.removeprefix(".") in _CONVERTIBLE
+def _hint(what: str) -> str:
+    """What to do about files with this ending that are images, too."""
+    ending = what.removeprefix(".")
+    if ending in HEIC_ENDINGS:
+        return " (to read them: pip install pillow-heif)"
+    return " (convert them to JPEG or PNG)" if ending in _CONVERTIBLE else ""

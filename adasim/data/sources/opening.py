@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 from adasim.data.images import ImageSet, distinct_classes
+from adasim.data.sources.decode import EXTENSIONS, HEIC_ENDINGS
 from adasim.data.sources.folder import open_folder
 from adasim.data.sources.listing import Listing
 from adasim.data.sources.npz import open_npz
@@ -14,6 +17,10 @@ from adasim.errors import MissingSplitError, UserError
 from adasim.registry import SOURCES
 
 _BUILT_IN = "a folder of images, an .npz file, hf:NAME or hf:FOLDER, and synthetic[:COUNT] (generated images)"
+_UNPACKED_BY = {
+    ".zip": "unzip {here} -d {there}",
+    **dict.fromkeys((".tar", ".tar.gz", ".tgz"), "mkdir -p {there} && tar -xf {here} -C {there}"),
+}
 _TOLD = ("hf", "synthetic", "embedded", "python")  # kinds that `_BUILT_IN` names, or that nobody types
 
 
@@ -54,7 +61,7 @@ def open_images(
     if source.endswith(".npz"):
         return open_npz(source, split)
     if os.path.isfile(source):
-        raise UserError(f"{source} is a file of a kind that is not known. Known are {_known()}.")
+        raise _one_file(source)
     if not is_path(source):
         raise UserError(
             f"{source} is no folder, and data of the kind {kind!r} are not known. Known are {_known()}. A kind "
@@ -74,6 +81,20 @@ def is_path(source: str) -> bool:
 def is_folder(source: str) -> bool:
     """Whether a source is a folder of image files."""
     return is_path(source) and not source.endswith(".npz") and os.path.isdir(source)
+
+
+def _one_file(source: str) -> UserError:
+    """What to do with a file where a folder is expected."""
+    path = Path(source)
+    archive = next((ending for ending in _UNPACKED_BY if path.name.lower().endswith(ending)), None)
+    if archive is not None:
+        folder = path.with_name(path.name[: -len(archive)] or "images")
+        here, there = shlex.quote(source), shlex.quote(str(folder))
+        command = _UNPACKED_BY[archive].format(here=here, there=there)
+        return UserError(f"{source} is an archive. Unpack it with `{command}`, then name --data {there}.")
+    if path.suffix[1:].lower() in (*EXTENSIONS, *HEIC_ENDINGS):
+        return UserError(f"{source} is one image. Name its folder: --data {shlex.quote(str(path.parent))}")
+    return UserError(f"{source} is a file of a kind that is not known. Known are {_known()}.")
 
 
 def _known() -> str:
