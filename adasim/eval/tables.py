@@ -18,15 +18,47 @@ _LATEX = str.maketrans(
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """The best value of each column is bold; gains over the first row are green, losses red."""
-    table = Table(box=None, padding=(0, 2), caption_justify="left")
+    """A row for each run; where that is too wide for the console, a column for each, as many as fit side by side.
+
+    The best value of each protocol is bold; gains over the first run are green, losses red. No number is ever cut.
+    """
+    names = [printable(name) for name, _ in comparison.rows]
+    cells = _styled(comparison)
+    table = Table(box=None, padding=(0, 2))
     table.add_column("run")
     for protocol, setting, data in comparison.headings:
         what = "\n".join(map(printable, (setting, data)))
         table.add_column(Text.assemble(printable(protocol), "\n", (what, "dim")), justify="right")
+    for name, row in zip(names, cells, strict=True):
+        table.add_row(Text(name), *row)
+    wanted = console.measure(table, options=console.options.update(max_width=10**6)).maximum
+    if wanted <= console.width:
+        console.print(table)
+        return
+    # Names are wrapped, so as to have many runs side by side.
+    width = max(len(cell) for row in cells for cell in row)
+    heads = [Text(", ".join(map(printable, heading))) for heading in comparison.headings]
+    first = min(max(map(len, heads)), max(20, console.width // 3))
+    side_by_side = max(1, (console.width - first - 2) // (width + 2))
+    for start in range(0, len(names), side_by_side):
+        if start:
+            console.print()
+        shown = slice(start, start + side_by_side)
+        table = Table(box=None, padding=(0, 1))
+        table.add_column("", width=first, overflow="fold")
+        for name in names[shown]:
+            table.add_column(Text(name), width=width, justify="right", overflow="fold")
+        for head, *row in zip(heads, *cells[shown], strict=True):
+            table.add_row(head, *row)
+        console.print(table)
+
+
+def _styled(comparison: Comparison) -> list[list[Text]]:
+    """The cells of each run, for the terminal."""
     best = _best(comparison)
-    for name, cells in comparison.rows:
-        row = [Text(printable(name))]
+    styled = []
+    for _, cells in comparison.rows:
+        row = []
         for cell, top in zip(cells, best, strict=True):
             text = Text(
                 "-" if cell is None else f"{cell[0]:.1f}", style="bold" if cell and cell[0] == top else ""
@@ -35,8 +67,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
                 style = "green" if cell[1] > 0 else "red" if cell[1] < 0 else "dim"
                 text.append(f" ({cell[1]:+.1f})", style=style)
             row.append(text)
-        table.add_row(*row)
-    console.print(table)
+        styled.append(row)
+    return styled
 
 
 def to_markdown(comparison: Comparison) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from adasim import terminal
 from adasim.errors import UserError
 from adasim.eval.results import Result, append_result, compare, read_results
 from adasim.eval.splits import data_name
-from adasim.eval.tables import to_latex, to_markdown
+from adasim.eval.tables import print_comparison, to_latex, to_markdown
 
 
 def result(protocol: str = "knn", value: float = 50.0, name: str = "photos", **changes: str) -> Result:
@@ -146,6 +148,31 @@ def test_latex_is_a_tabular_whose_names_are_escaped(tmp_path: Path) -> None:
     assert text.splitlines()[0] == r"\begin{tabular}{lr}"
     assert r" & photos\_50\% \\" in text
     assert r"vit\_s\_ada & \textbf{70.1} (+1.7) \\" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 300])
+def test_no_number_is_cut_however_narrow_the_terminal(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    protocols, data = ("knn", "linear", "fewshot"), ("clothing", "a long name of some other photos")
+    runs = []
+    for r, name in enumerate(("base", "ours", "desk-resnet-confident-seed-2", "w10", "w20")):
+        found = [
+            result(protocol, 10.1 + 10 * p + 3 * d + r, where)
+            for p, protocol in enumerate(protocols)
+            for d, where in enumerate(data)
+        ]
+        runs.append(run_with(tmp_path / name, *found))
+    table = compare(runs)
+    print_comparison(table, terminal.console())
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    numbers = sorted(re.findall(r"\d+\.\d(?: \([+-]\d+\.\d\))?", shown))
+    values = [cell for _, cells in table.rows for cell in cells if cell]
+    assert numbers == sorted(f"{v:.1f}" + ("" if gap is None else f" ({gap:+.1f})") for v, gap in values)
+    assert ("run" in shown.split()) == (width == 300)  # a row for each where there is room
 
 
 def test_a_folder_without_results_says_how_to_get_them(tmp_path: Path) -> None:
