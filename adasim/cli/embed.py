@@ -46,6 +46,7 @@ def main(arguments: Sequence[str]) -> None:
         size=asked.size,
         device=asked.device,
         workers=asked.workers,
+        exclude=asked.exclude,
         cache=not asked.no_cache,
         overwrite=asked.overwrite,
         say=lambda sentence: console.print(sentence, soft_wrap=True),

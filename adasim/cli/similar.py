@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> None:
         size=asked.size,
         device=asked.device,
         workers=asked.workers,
+        exclude=asked.exclude,
         cache=not asked.no_cache,
         say=lambda sentence: console.print(sentence, soft_wrap=True),
     )

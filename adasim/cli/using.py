@@ -30,6 +30,8 @@ class Reading:
     """Where the encoder runs: auto, cpu, cuda, ..."""
     workers: int = 2
     """Processes that read images from files."""
+    exclude: Path | None = None
+    """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`."""
     no_cache: Flag = False
     """Make features anew and keep none: an interrupted pass begins again."""
     # Only for the help: `load_plugins` has taken the option out before the others are read.

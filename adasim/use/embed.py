@@ -49,6 +49,7 @@ def embed(
     size: int | None = None,
     device: str = "auto",
     workers: int = 2,
+    exclude: str | Path | None = None,
     cache: bool = True,
     overwrite: bool = False,
     say: Say = lambda sentence: None,
@@ -64,6 +65,7 @@ def embed(
         size: side in pixels of what the encoder sees, instead of its own.
         device: where the encoder runs.
         workers: processes that read images from files.
+        exclude: a file of verdicts; the images that it rejects are left out.
         cache: keep the features (in the run folder, or in the user's cache) for the next time, and go on from where
             an earlier call was interrupted.
         overwrite: replace `out` if it is there.
@@ -73,7 +75,8 @@ def embed(
     >>> found.features.shape, found.files[0]                              # doctest: +SKIP
     """
     target = None if out is None else _checked(Path(out), overwrite)
-    options = Options(size=size, device=device, workers=workers, no_cache=not cache)
+    verdicts = None if exclude is None else Path(exclude)
+    options = Options(size=size, device=device, workers=workers, exclude=verdicts, no_cache=not cache)
     extractor = open_extractor(model, options, say=say)
     images = extractor.open_images(source(data), split)
     found = embedding(extractor, images)

@@ -53,6 +53,7 @@ def similar(
     size: int | None = None,
     device: str = "auto",
     workers: int = 2,
+    exclude: str | Path | None = None,
     cache: bool = True,
     say: Say = lambda sentence: None,
 ) -> Similar:
@@ -72,7 +73,8 @@ def similar(
     if k < 1:
         raise UserError(f"k={k} must be at least 1.")
     query = _read(image)
-    options = Options(size=size, device=device, workers=workers, no_cache=not cache)
+    verdicts = None if exclude is None else Path(exclude)
+    options = Options(size=size, device=device, workers=workers, exclude=verdicts, no_cache=not cache)
     extractor = open_extractor(model, options, say=say)
     images = extractor.open_images(source(among), split)
     found = extractor.features(images, max_unreadable=1.0)

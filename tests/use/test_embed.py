@@ -193,6 +193,23 @@ def test_images_that_cannot_be_read_are_left_out_and_named(
     assert len(np.load(tmp_path / "f.npz")["files"]) == 10
 
 
+def test_what_was_rejected_by_verdict_is_left_out(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = tmp_path / "verdicts.csv"
+    verdicts.write_text("file,verdict\na/00.png,reject\nb/01.png,keep\n")
+    asked = [str(run), "--workers", "0", "--exclude", str(verdicts)]
+    main(["embed", *asked, "--data", str(photos), "--out", str(tmp_path / "f.npz")])
+    assert "1 rejected by verdict" in capsys.readouterr().out
+    files = np.load(tmp_path / "f.npz")["files"].tolist()
+    assert len(files) == 11
+    assert "a/00.png" not in files
+    found = adasim.embed(run, photos, workers=0, exclude=str(verdicts))
+    assert found.files == files
+    main(["similar", *asked, str(photos / "b" / "01.png"), "--in", str(photos), "-k", "12", "--no-picture"])
+    assert "a/00.png" not in capsys.readouterr().out
+
+
 def test_bad_output_is_refused_before_any_work(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
