@@ -22,7 +22,7 @@ from adasim.registry import PAIRS
 from adasim.train.footprint import Footprint
 from adasim.train.micro import ROOM, choose_micro_batches, free_bytes
 from adasim.train.progress import duration
-from adasim.train.state import memory_options
+from adasim.train.state import bytes_on_disk, memory_options
 from adasim.train.trial import time_steps
 from adasim.units import scaled
 
@@ -95,11 +95,12 @@ def lines(
         ("speed", f"{speed:,.3g} images/s", f"measured; {duration(epoch)} an epoch"),
         ("epochs", str(config.epochs), f"{duration(config.epochs * epoch)} in all"),
     ]
-    disk = footprint.checkpoint_bytes
+    with torch.device("meta"):
+        width = build_backbone(config.model, config.views.size, student=False).dim
+    keep, weights = config.save.keep, footprint.checkpoint_bytes
+    one, history = bytes_on_disk(weights, width)
     options = memory_options(config)
     if options is not None:
-        with torch.device("meta"):
-            width = build_backbone(config.model, config.views.size, student=False).dim
         on_cpu = torch.device(device).type == "cpu"
         cache = config.neighbors.cache
         dtype = cache if cache != "auto" else "float32" if on_cpu else "float16"
@@ -112,13 +113,12 @@ def lines(
         else:
             sizes = "a running mean of each image's features"
         told, policy = scaled(held, "B"), PAIRS[config.pairs]
-        if policy.draws_from_memory and policy.reads_lists:
+        if policy.draws_from_memory and policy.reads_lists and options["window"] < config.epochs:
             told += f"; partners are drawn from epoch {options['window'] + 1} on"
         found.append(("neighbours", sizes, told))
-        disk += means
-        disk += plan.checkpoint_bytes
-        disk += plan.epoch_file_bytes * options["window"] // config.save.keep
-    found.append(("disk", f"about {scaled(config.save.keep * disk, 'B')}", f"{config.save.keep} checkpoints"))
+        memory = plan.checkpoint_bytes + means
+        one, history = bytes_on_disk(weights, width, memory, plan.epoch_file_bytes, options["window"], keep)
+    found.append(("disk", f"about {scaled(keep * one + history, 'B')}", f"{keep} checkpoints"))
     return found
 
 

@@ -257,7 +257,8 @@ def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_ne
         main(["pretrain", "--resume", str(disk / "whole")])
         assert "is complete" in capsys.readouterr().out
         message = refusal(["pretrain", "--resume", str(disk / "half")], capsys)
-        assert f"Cannot write to {disk / 'half'}: No space left on device" in message
+        assert f"are free in {disk / 'half'}, and one checkpoint takes" in message
+        assert "Make room there, then resume." in message
         (disk / "filler").unlink()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         for out in ("whole", "half"):

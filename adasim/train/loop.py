@@ -29,7 +29,7 @@ from adasim.runs.unreadable import UnreadableList
 from adasim.train.micro import accumulate, out_of_memory_in_words
 from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, requeue, stopped
-from adasim.train.start import disk_needed, follow
+from adasim.train.start import follow
 from adasim.train.state import TrainState, build_policy
 from adasim.train.timing import Forward, build_timing
 
@@ -90,8 +90,6 @@ class Training:
             Stopped: a signal or a closed standard output asked to stop; everything is saved. On all ranks.
         """
         config, state = self.config, self.state
-        if state.epoch < config.epochs:
-            self.notes.append(disk_needed(state, config.save.keep, self.path, self.ranks))
         for note in self.notes:
             self.report.say(note)
         if state.epoch >= config.epochs and self.saved_step == state.step:
@@ -104,9 +102,12 @@ class Training:
             if self.saved_step != state.step:  # stopped in mid-epoch, or the last save failed
                 self.save()
             if self.saved_step != state.step:
+                newest = f"the newest checkpoint is of step {self.saved_step}"
+                if self.saved_step is None:
+                    newest = "there is no checkpoint yet"
                 raise UserError(
-                    f"Step {state.step} could not be saved to {self.path}; the newest checkpoint is of step "
-                    f"{self.saved_step}. Make room, then: adasim pretrain --resume {self.path}"
+                    f"Step {state.step} could not be saved to {self.path}; {newest}. Make room, then: adasim "
+                    f"pretrain --resume {self.path}"
                 )
             self.end(self.ranks.gather(stop.number or 0))
 

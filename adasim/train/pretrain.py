@@ -33,7 +33,7 @@ from adasim.train.loop import Training
 from adasim.train.micro import choose_micro_batches, free_bytes, has_batch_norm
 from adasim.train.report import KnnDuringTraining
 from adasim.train.signals import forgetting_frames
-from adasim.train.start import known_listing, open_data, remedy, start_from_weights
+from adasim.train.start import disk_needed, known_listing, open_data, remedy, start_from_weights
 from adasim.train.state import TrainState, build_loader, build_state
 
 
@@ -75,12 +75,15 @@ def pretrain(
         state, loader = _built(config, images, ranks, stack, from_scratch=not has_checkpoint)
         _say(loader.how(), ranks)
         if not resume:
+            _say(disk_needed(state, config.save.keep, out, ranks), ranks)
             run = _made(out, config, images, ranks, stack, overwrite)
         owner = ranks.gather("" if run is None else run.owner())[0]
         with ranks.together():
             run = RunFolder.join(out, owner) if run is None else run
         training = Training(config, run, images, loader, state, ranks, knn)
         stack.callback(training.list_unreadable)
+        if resume and state.epoch < config.epochs:
+            training.notes.append(disk_needed(state, config.save.keep, out, ranks))
         training.run()
     return out
 

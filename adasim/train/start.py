@@ -145,16 +145,31 @@ def longer(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:
 
 
 def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) -> str:
-    """How much disk the run will take, in a sentence. All ranks ask together."""
+    """How much disk the run will take, in a sentence. All ranks ask together.
+
+    Raises:
+        UserError: not even one checkpoint fits; on all ranks.
+    """
     one, history = state.bytes_on_disk(ranks, keep)
     total = keep * one + history
     lists = f", plus neighbour lists of {scaled(history, 'B')}" if history else ""
     sentence = (
         f"Checkpoints: {scaled(one, 'B')} each, {keep} kept{lists}: about {scaled(total, 'B')} in {path}."
     )
-    free = shutil.disk_usage(path).free
-    # One more while a save is under way; what an earlier process of the run has written does not count twice.
-    needed = total + one - sum(map(_size, path.rglob("*")))
+    there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    free = shutil.disk_usage(there).free
+    # What an earlier process of the run has written does not count twice; nor does a run that is to be overwritten.
+    written = sum(map(_size, path.rglob("*")))
+    with ranks.together():
+        # This run's own checkpoints make no room: they are deleted after the next one is written.
+        if ranks.is_main and one > free + (0 if state.step else written):
+            otherwise = ", then resume" if state.step else ", or choose another --out"
+            raise UserError(
+                f"Only {scaled(free, 'B')} are free in {there}, and one checkpoint takes {scaled(one, 'B')}: nothing "
+                f"could be saved. Make room there{otherwise}."
+            )
+    # One more checkpoint while a save is under way.
+    needed = total + one - written
     return sentence if needed <= free else f"{sentence} Only {scaled(free, 'B')} are free there."
 
 

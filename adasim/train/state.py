@@ -177,16 +177,15 @@ class TrainState:
 
     def bytes_on_disk(self, ranks: Distributed, keep: int) -> tuple[int, int]:
         """Of one checkpoint, and of the history files that `keep` of them need: the tensors of all ranks."""
-        shared = weight_bytes(self.method, moments=2 if isinstance(self.optimizer, torch.optim.AdamW) else 1)
-        shared += 4 * _WATCHED * self.method.feature_dim
+        weights = weight_bytes(self.method, moments=2 if isinstance(self.optimizer, torch.optim.AdamW) else 1)
         if self.memory is None:
-            return shared, 0
+            return bytes_on_disk(weights, self.method.feature_dim)
         state = {name: tensor.nbytes for name, tensor in self.memory.state_dict().items()}
         history = sum(size for name, size in state.items() if name.startswith("history"))
         history_and_rest = ranks.all_mean(history, sum(state.values()) - history)
         history, rest = (round(size * ranks.world) for size in history_and_rest)
-        epochs = self.memory.window + keep - 1  # the windows of checkpoints that are an epoch apart
-        return shared + rest, history * epochs // self.memory.window
+        window = self.memory.window
+        return bytes_on_disk(weights, self.method.feature_dim, rest, history // window, window, keep)
 
     def count(self, loss: float, partners_changed: int) -> None:
         """One more step done."""
@@ -215,6 +214,23 @@ class TrainState:
                 total.update(f"{group}.{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
                 total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return total.hexdigest()
+
+
+def bytes_on_disk(
+    weights: int, width: int, memory: int = 0, epoch_lists: int = 0, window: int = 1, keep: int = 1
+) -> tuple[int, int]:
+    """Of one checkpoint, and of the history files that `keep` of them need.
+
+    Args:
+        weights: bytes of the networks and of the optimiser's moments.
+        width: of a feature; those of the last images are saved, too.
+        memory: bytes of the neighbour memory without its history.
+        epoch_lists: bytes of one finished epoch's lists.
+        window: epochs of lists that a checkpoint needs.
+        keep: checkpoints.
+    """
+    epochs = window + keep - 1  # the windows of checkpoints that are an epoch apart
+    return weights + 4 * _WATCHED * width + memory, epoch_lists * epochs
 
 
 def overlapping(parts: Sequence[tuple[int, str]], rows: range) -> list[tuple[int, str]]:

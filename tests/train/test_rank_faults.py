@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import photos_of_patterns
+from helpers import photos_of_patterns, small_disk
 from pretrainings import (
     MANIFEST,
     STEP,
@@ -293,6 +293,14 @@ def test_a_disk_that_is_full_for_one_rank_stops_no_training(
     assert saved_steps(out) == sorted({3, 6, 9} - {failed})
     assert not list(out.rglob(f"*{TEMPORARY}"))
     assert_undisturbed(out)
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_refused_on_all_ranks(
+    runs: Runs, small: Small, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        refused(runs.start_ranks(small(epochs=3), disk / "run", 2), f"are free in {disk}, and one checkpoint")
+        assert not (disk / "run").exists()
 
 
 # Images and losses

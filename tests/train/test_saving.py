@@ -1,5 +1,6 @@
 """When a run saves, how much disk that takes, and how it gets over damaged lists of neighbours."""
 
+import errno
 import json
 import os
 import re
@@ -15,10 +16,14 @@ from helpers import flip, in_one_line
 from pretrainings import STEP, Digest, Runs, Small, kill_at
 
 from adasim.api import pretrain
+from adasim.data import open_images
 from adasim.errors import UserError
+from adasim.forecast import lines
 from adasim.models import build_backbone, save_backbone
+from adasim.ranks.processes import ALONE
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.loop import Training
+from adasim.train.start import disk_needed
 from adasim.train.state import build_state
 
 pytestmark = pytest.mark.slow
@@ -134,6 +139,58 @@ def test_a_disk_that_is_too_small_is_told_of(
     monkeypatch.setattr("adasim.train.start.shutil.disk_usage", lambda path: small_disk)
     pretrain(small(epochs=2), tmp_path / "run")
     assert "Only 20 MB are free there." in in_one_line(capsys.readouterr().out)
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step_and_leaves_no_run(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=9_000)
+    with monkeypatch.context() as patched:
+        patched.setattr("adasim.train.start.shutil.disk_usage", lambda path: full)
+        with pytest.raises(
+            UserError, match=rf"Only 9 kB are free in {tmp_path}, and one .* another --out\.$"
+        ):
+            pretrain(small(epochs=2), tmp_path / "runs" / "one")
+    assert not (tmp_path / "runs").exists()
+    assert "step 1/" not in capsys.readouterr().out
+    pretrain(small(epochs=2), tmp_path / "run")
+    monkeypatch.setattr("adasim.train.start.shutil.disk_usage", lambda path: full)
+    pretrain(small(epochs=2), tmp_path / "run", resume=True)  # nothing is left to save
+    with pytest.raises(UserError, match=r"Make room there, then resume\.$"):
+        pretrain(small(epochs=3), tmp_path / "run", resume=True)
+    pretrain(small(epochs=2), tmp_path / "run", overwrite=True)  # the old run's room is the new one's
+
+
+def test_a_run_that_could_never_save_says_that_there_is_no_checkpoint(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, tensors: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("adasim.runs.checkpoint._write", full)
+    with pytest.raises(UserError, match=r"Step 6 could not be saved to .*; there is no checkpoint yet\."):
+        pretrain(small(epochs=2), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": "simsiam", "optim__name": "sgd", "neighbors__window": 3, "save__keep": 3},
+        {"pairs": "confident", "neighbors__cache": "float16"},
+        {"pairs": "nearest"},
+        {"pairs": "standard"},
+    ],
+)
+def test_the_plan_and_the_run_tell_the_same_disk(
+    changes: dict[str, Any], small: Small, tmp_path: Path
+) -> None:
+    config = small(**changes)
+    planned = {
+        what: value for what, value, _ in lines(config, open_images("synthetic:48"), "cpu", 1e9, 1, 16)
+    }
+    said = disk_needed(build_state(config, 48), config.save.keep, tmp_path, ALONE)
+    assert f": {planned['disk']} in {tmp_path}." in said
 
 
 def test_equal_encoders_are_equal_files(small: Small, tmp_path: Path) -> None:
