@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import fill, refusal, small_disk
+from helpers import fill, in_one_line, refusal, small_disk
 from PIL import Image
 
 from adasim.cli.main import expand_home, main
@@ -107,7 +107,13 @@ def test_a_run_from_the_command_line_then_its_refusals(
     other_shape = refusal(["pretrain", "--resume", str(out), "--neighbors.k", "3"], capsys)
     assert "neighbors.k was 2 and is now 3" in other_shape
     (folder / "19.png").unlink()
-    assert "1 removed (19.png)" in refusal(["pretrain", "--resume", str(out)], capsys)
+    removed = refusal(["pretrain", "--resume", str(out)], capsys)
+    assert "1 removed (19.png)" in removed
+    new_run = f"adasim pretrain desk-resnet --data {folder} --model.init {out} --out NEW-RUN"
+    assert new_run in removed
+    capsys.readouterr()
+    main([*new_run.split()[1:-1], str(tmp_path / "new"), *TINY])  # the way on that was offered is one
+    assert f"starts from the weights of {out}" in in_one_line(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["pretrain"], ["pretrain", "--help"], ["--version"]])
@@ -203,12 +209,27 @@ def test_a_resume_from_another_folder_says_where_the_run_was_started(
     for words in (["pretrain", "--resume", "../run"], ["eval", "knn", "../run"]):
         message = refusal(words, capsys)
         assert f"was started from {tmp_path} with --data images" in message
-        assert "with --data." in message
+        assert "with --data NEW-PLACE." in message
     main(["pretrain", "--resume", "../run", "--data", "../images", "--no-curves"])
     assert "is complete" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path / "run")
     main(["pretrain", "--resume", ".", "--data", "../images", "--no-curves"])
     assert "is complete" in capsys.readouterr().out
+
+
+def test_a_resume_without_its_images_says_where_they_were_and_goes_on_with_them_elsewhere(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    main(["pretrain", "desk-resnet", *TINY, "--data", str(folder), "--out", run])
+    moved = folder.rename(tmp_path / "moved")
+    for words in (["pretrain", "--resume", run], ["eval", "views", run]):
+        message = refusal(words, capsys)
+        assert f"The images of {run} were at {folder}, and there is nothing now." in message
+        assert "say where they are now with --data NEW-PLACE." in message
+        assert "Check --data" not in message
+    main(["pretrain", "--resume", run, "--data", str(moved), "--epochs", "4", "--no-curves"])
+    assert "step 4/4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

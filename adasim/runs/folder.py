@@ -269,7 +269,7 @@ class RunFolder:
         ]
 
     def check_source(self) -> None:
-        """Say where the run was started if its images were named relative to that folder and are not found here."""
+        """Say where the run's images were, if they are not found there."""
         check_source(self.path, self.config.data.source)
 
     def close(self) -> None:
@@ -295,14 +295,20 @@ def _older_version(saved: dict[str, Any]) -> list[str]:
 
 
 def check_source(run: Path, source: str) -> None:
-    """Say where a run was started if its images were named relative to that folder and are not found here."""
-    if not is_path(source) or os.path.isabs(source) or os.path.exists(source):
+    """Say where the images of a run were, if they are not found there (or, named relative to the folder that it was
+    started in, not from here)."""
+    if not is_path(source) or os.path.exists(source):
         return
+    elsewhere = "say where they are now with --data NEW-PLACE"
+    if os.path.isabs(source):
+        raise UserError(
+            f"The images of {run} were at {source}, and there is nothing now. Put them back, or {elsewhere}."
+        )
     folder = _read_json(run / "versions.json").get("started_in")
     where = f" from {folder}" if folder else " from another folder"
     raise UserError(
         f"{run} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "
-        f"Go to that folder, or say where the images are now with --data."
+        f"Go to that folder, or {elsewhere}."
     )
 
 

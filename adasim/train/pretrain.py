@@ -114,7 +114,9 @@ def _reopened(
     def compared() -> str:
         if run is None:
             return ""
-        return check_same_data(run.facts, images, config.data.verify, remedy(run), run.listing())
+        return check_same_data(
+            run.facts, images, config.data.verify, remedy(run, config.data.source), run.listing()
+        )
 
     _say(ranks.patiently(compared), ranks)
     return run

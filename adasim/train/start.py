@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import stat
@@ -21,7 +22,7 @@ from adasim.data.sources.listing import Listing
 from adasim.data.sources.opening import is_folder
 from adasim.data.sources.scan import refresh
 from adasim.errors import UserError
-from adasim.models import Backbone, EvalTransform, read_weights, start_from
+from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, read_weights, start_from
 from adasim.ranks.processes import Distributed
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checkpoint import Checkpoint
@@ -108,9 +109,18 @@ def follow(run: RunFolder, config: Config, checkpoint: Checkpoint | None, steps_
     return notes
 
 
-def remedy(run: RunFolder) -> str:
-    """What to do when the images are not those that the run began with."""
-    return AGAIN if was_handed_over(run.config.data.source) else "Restore the data set as it was"
+def remedy(run: RunFolder, source: str) -> str:
+    """What to do when the images in `source` are not those that the run began with."""
+    if was_handed_over(run.config.data.source):
+        return AGAIN
+    words = "Restore the data set as it was"
+    if (run.path / BACKBONE_FILE).is_file():
+        recipe = "RECIPE" if run.config.recipe == "custom" else run.config.recipe
+        words += (
+            f", or start a new run from the weights of this one (adasim pretrain {recipe} --data "
+            f"{shlex.quote(source)} --model.init {shlex.quote(str(run.path))} --out NEW-RUN)"
+        )
+    return words
 
 
 def start_from_weights(method: nn.Module, config: Config) -> str:
