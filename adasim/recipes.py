@@ -8,6 +8,8 @@ the AdaSim paper's appendix and, where it defers to them, from DINO's and SimSia
 from __future__ import annotations
 
 import difflib
+import os
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -187,8 +189,9 @@ def demo() -> Config:
 
 
 def for_epochs(config: Config, epochs: int) -> Config:
-    """The configuration for another number of epochs. Where these are few, so that it can learn at all, warm-up and
-    window take no more than a quarter of them, the teacher temperature's warm-up no more than half; at least one.
+    """The configuration for another number of epochs. Where these are few, so that it can learn at all, warm-up,
+    window and the epochs before `confident` pairs take no more than a quarter of them, the teacher temperature's
+    warm-up no more than half; at least one.
     """
     quarter, half = max(1, epochs // 4), max(1, epochs // 2)
     head_epochs = config.optim.head_epochs
@@ -200,10 +203,14 @@ def for_epochs(config: Config, epochs: int) -> Config:
     settings = config.settings
     if getattr(settings, "teacher_temp_warmup_epochs", 0) > half:
         settings = replace(settings, teacher_temp_warmup_epochs=half)
+    pair_settings = config.pair_settings
+    if config.pairs == "confident" and pair_settings.start > quarter:
+        pair_settings = replace(pair_settings, start=quarter)
     return replace(
         config,
         epochs=epochs,
         settings=settings,
+        pair_settings=pair_settings,
         optim=optim,
         neighbors=replace(config.neighbors, window=min(config.neighbors.window, quarter)),
     )
@@ -302,6 +309,11 @@ RECIPES: dict[str, Callable[[], Config]] = {
 def get_recipe(name: str) -> Config:
     """A fresh configuration of the recipe `name`."""
     if name not in RECIPES:
+        if os.sep in name or os.path.exists(name):
+            raise UserError(
+                f"{name} is a path, not a recipe. To pretrain on images of your own: adasim pretrain photos --data "
+                f"{shlex.quote(name)}"
+            )
         names = ["photos", *RECIPES]  # the first is the command line's, which looks at the images
         nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names
         raise UserError(f"Unknown recipe {name!r}. The nearest names are {', '.join(nearest)}.")

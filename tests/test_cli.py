@@ -1,6 +1,7 @@
 """The command line as a person meets it: bad input is one sentence, exit code 2 and nothing half-written."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import warnings
@@ -12,6 +13,7 @@ from helpers import fill, in_one_line, refusal, small_disk
 from PIL import Image
 
 from adasim.cli.main import expand_home, main
+from adasim.cli.pretrain import configured
 from adasim.recipes import RECIPES
 
 TINY = [
@@ -232,6 +234,36 @@ def test_a_resume_without_its_images_says_where_they_were_and_goes_on_with_them_
     assert "step 4/4" in capsys.readouterr().out
 
 
+def test_a_path_where_a_recipe_belongs_is_answered_with_the_command_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    for path in (str(folder), "images", "no/such place"):
+        message = refusal(["pretrain", path, "--out", "run"], capsys)
+        assert f"{path} is a path, not a recipe." in message
+        assert f"adasim pretrain photos --data {shlex.quote(path)}\n" in message
+
+
+@pytest.mark.parametrize("pairs", ["adasim", "nearest", "confident"])
+def test_one_epoch_is_a_run_of_standard_pairs_and_says_so(
+    pairs: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [*TINY[2:4], *TINY[6:]]  # neither epochs nor window
+    words = [*few, "--epochs", "1", "--pairs", pairs, "--data", str(folder), "--device", "cpu"]
+    main(["pretrain", "desk-resnet", *words, "--out", str(tmp_path / "run")])
+    said = in_one_line(capsys.readouterr().out)
+    assert said.startswith("One epoch has no earlier one to draw partners from: all its pairs are standard.")
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["epoch"], last["bootstrap_ratio"]) == (0, 0)
+
+
+def test_a_few_epochs_have_a_few_before_confident_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = configured("desk-resnet", ["--epochs", "8", "--pairs", "confident"], "test")
+    assert asked.config.pair_settings.start == 2
+    assert "--confident.start 2" in capsys.readouterr().out
+    asked.config.check(1000, has_labels=False)
+
+
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -296,8 +328,9 @@ def test_a_pair_policy_has_options_of_its_own(
     options = ["--pairs", "confident", "--confident.share", "0.5", "--confident.start=1", "--device", "cpu"]
     main(["pretrain", "desk-resnet", "--data", str(folder), *TINY, *options, "--out", str(run)])
     saved = json.loads((run / "config.json").read_text())
-    late = refusal(["pretrain", "desk-resnet", "--data", str(folder), *TINY, "--pairs", "confident"], capsys)
-    assert "confident.start=5 leaves none of the" in late
+    late = ["--pairs", "confident", "--confident.start", "5"]
+    message = refusal(["pretrain", "desk-resnet", "--data", str(folder), *TINY, *late], capsys)
+    assert "confident.start=5 leaves none of the" in message
     assert saved["confident"] == {"share": 0.5, "share_end": None, "start": 1, "partners": 1, "decay": 0.8}
     main(["pretrain", "--resume", str(run), "--epochs", "4", "--no-curves"])
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])

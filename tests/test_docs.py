@@ -3,7 +3,14 @@
 import re
 from pathlib import Path
 
+from adasim.recipes import RECIPES
+
 TESTS = Path(__file__).parent
+
+
+def test_readmes_table_has_every_recipe() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", (TESTS.parent / "README.md").read_text(), re.M)
+    assert set(re.findall(r"`(.*?)`", " ".join(rows))) >= {"photos", *RECIPES}
 
 
 def test_every_fault_has_a_test_that_exists() -> None:

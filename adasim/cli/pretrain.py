@@ -100,13 +100,13 @@ def announce(sentence: str) -> None:
 
 def adapted(config: Config, options: Sequence[str], say: Callable[[str], None] | None = None) -> Config:
     """The configuration with those options that decide which others there are: method, pairs, epochs."""
-    for epochs in option_values(options, "--epochs")[-1:]:
-        config = shortened(config, epochs, say)
     for method in option_values(options, "--method")[-1:]:
         config = with_method(config, method)
     for pairs in option_values(options, "--pairs")[-1:]:
         if pairs in PAIRS:  # an unknown one is refused when the option is read
             config = replace(config, pairs=pairs, pair_settings=None)
+    for epochs in option_values(options, "--epochs")[-1:]:  # last: whose warm-ups they are is known by now
+        config = shortened(config, epochs, say)
     return config
 
 
@@ -207,12 +207,23 @@ def shortened(config: Config, epochs: str, say: Callable[[str], None] | None = N
     words = []
     if changed.optim.warmup_epochs != config.optim.warmup_epochs:
         words.append(f"--optim.warmup-epochs {changed.optim.warmup_epochs}")
-    if changed.neighbors.window != config.neighbors.window:
-        words.append(f"--neighbors.window {changed.neighbors.window}")
     if changed.settings != config.settings:
-        words.append(f"--dino.teacher-temp-warmup-epochs {changed.settings.teacher_temp_warmup_epochs}")
-    if words and say is not None:
-        say(f"For {epochs} epochs instead of {config.epochs}, unless you say otherwise: {', '.join(words)}.")
+        words.append(
+            f"--{changed.method}.teacher-temp-warmup-epochs {changed.settings.teacher_temp_warmup_epochs}"
+        )
+    if changed.neighbors.window != config.neighbors.window and changed.epochs > 1:
+        words.append(f"--neighbors.window {changed.neighbors.window}")
+    if changed.pair_settings != config.pair_settings and changed.epochs > 1:
+        words.append(f"--confident.start {changed.pair_settings.start}")
+    notes = []
+    if words:
+        notes.append(
+            f"For --epochs {epochs} instead of {config.epochs}, unless you say otherwise: {', '.join(words)}."
+        )
+    if changed.epochs == 1 and PAIRS[config.pairs].draws_from_memory:
+        notes.append("One epoch has no earlier one to draw partners from: all its pairs are standard.")
+    if notes and say is not None:
+        say(" ".join(notes))
     return changed
 
 

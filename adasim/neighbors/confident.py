@@ -71,7 +71,7 @@ class Confident(PairPolicy):
     @classmethod
     def check(cls, config: Any) -> None:
         start = config.pair_settings.start
-        if start >= config.epochs:
+        if start >= max(2, config.epochs):  # a single epoch has standard pairs anyway
             raise UserError(
                 f"confident.start={start} leaves none of the {config.epochs} epochs with partners. "
                 f"Lower --confident.start or raise --epochs."

@@ -135,7 +135,9 @@ class AdaSim(PairPolicy):
     @classmethod
     def check(cls, config: Any) -> None:
         window = config.neighbors.window
-        if window >= config.epochs:
+        if window >= max(
+            2, config.epochs
+        ):  # a single epoch has standard pairs, and no window makes it differ
             raise UserError(
                 f"neighbors.window={window} needs at least {window + 1} epochs; this run has {config.epochs}. "
                 f"Lower --neighbors.window or raise --epochs."
