@@ -38,7 +38,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     # Names are wrapped, so as to have many runs side by side.
     width = max(len(cell) for row in cells for cell in row)
     heads = [Text(", ".join(map(printable, heading))) for heading in comparison.headings]
-    first = min(max(map(len, heads)), max(20, console.width // 3))
+    left = console.width - 2 - len(names) * (width + 2)
+    first = min(max(map(len, heads)), max(20, console.width // 3, left))
     side_by_side = max(1, (console.width - first - 2) // (width + 2))
     for start in range(0, len(names), side_by_side):
         if start:
