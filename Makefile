@@ -41,7 +41,7 @@ clean:
 	rm -rf .venv $(LOWEST)
 
 .venv/demo.stamp: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "adasim needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "adasim needs Python 3.11 or newer. Name one that you have, as in: make demo PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable .
 	touch $@
@@ -58,7 +58,7 @@ INSTALL_CHROMIUM = DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-in
 
 # uv knows which versions are the lowest; pip installs them.
 $(LOWEST)/test.stamp: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit((3, 11) != sys.version_info[:2] and "The lowest versions need Python 3.11; set PYTHON=")'
+	$(PYTHON) -c 'import sys; sys.exit((3, 11) != sys.version_info[:2] and "The lowest versions need Python 3.11. Name it, as in: make lowest PYTHON=python3.11")'
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/pip install --quiet uv
 	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --extra test --python-version 3.11 \

@@ -23,14 +23,18 @@ def test_the_citation_is_of_this_version() -> None:
     assert cited[1] == adasim.__version__
 
 
+def checkout(folder: Path) -> Path:
+    """A copy of what is packaged, since a build leaves files behind."""
+    for name in ("adasim", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, since a build leaves files behind."""
-    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "adasim", copy / "adasim", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
+    copy, out = checkout(tmp_path_factory.mktemp("copy")), tmp_path_factory.mktemp("wheel")
     build = [
         *("wheel", "--no-deps", "--no-build-isolation", "--no-index"),
         "--wheel-dir",
@@ -39,6 +43,31 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     subprocess.run([sys.executable, "-m", "pip", "--quiet", *build], check=True)
     return next(out.iterdir())
+
+
+class Environment:
+    """An empty one, which finds torch and the like where these tests do, and knows nothing of the checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder)
+        self.python = folder / "bin" / "python"
+        (self.packages,) = folder.glob("lib/python*/site-packages")
+        # After what is installed here, which may be another copy of this package.
+        (self.packages / "outer.pth").write_text(
+            f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})"
+        )
+
+    def install(self, *words: str) -> None:
+        install = ["--python", str(self.python), "install", "--no-deps", "--no-index", *words]
+        subprocess.run([sys.executable, "-m", "pip", "--quiet", *install], check=True)
+
+    def run(self, folder: Path, program: str, *arguments: str) -> str:
+        command = [str(self.python.with_name(program)), *arguments]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env["OMP_NUM_THREADS"] = "1"
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @pytest.mark.slow
@@ -57,27 +86,47 @@ def test_a_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    """An empty one, which finds torch and the like where these tests do, and knows nothing of the checkout."""
-    venv.create(tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
-    install = ["--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *install], check=True)
-    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (tmp_path / "elsewhere").mkdir()
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "OMP_NUM_THREADS": "1"
-    }
+    own, here = Environment(tmp_path / "venv"), tmp_path / "elsewhere"
+    own.install(str(wheel))
+    here.mkdir()
+    assert own.run(here, "python", "-c", "import adasim; print(adasim.__file__)").startswith(
+        str(own.packages)
+    )
+    assert own.run(here, "adasim", "--version") == f"adasim {adasim.__version__}\n"
+    assert "after pretraining" in own.run(here, "adasim", "demo", "--epochs", "2", "--out", "demo")
+    assert (here / "demo" / "neighbours.png").exists()
+    assert (here / "demo" / "curves.png").exists()
+    assert b"adasim explore" in (here / "demo" / "explore.html").read_bytes()[:400]
 
-    def run(program: str, *arguments: str) -> str:
-        command = [str(python.with_name(program)), *arguments]
-        done = subprocess.run(command, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
-    assert run("python", "-c", "import adasim; print(adasim.__file__)").startswith(str(packages))
-    assert run("adasim", "--version") == f"adasim {adasim.__version__}\n"
-    assert "after pretraining" in run("adasim", "demo", "--epochs", "2", "--out", "demo")
-    assert (tmp_path / "elsewhere" / "demo" / "neighbours.png").exists()
-    assert (tmp_path / "elsewhere" / "demo" / "curves.png").exists()
-    assert b"adasim explore" in (tmp_path / "elsewhere" / "demo" / "explore.html").read_bytes()[:400]
+@pytest.mark.slow
+def test_an_editable_install_works_in_the_folder_that_the_checkout_lies_in(tmp_path: Path) -> None:
+    """There, the folder `adasim` of the checkout is no package, and must not be taken for one."""
+    clone = tmp_path / "adasim"
+    clone.mkdir()
+    own = Environment(tmp_path / "venv")
+    own.install("--no-build-isolation", "--editable", str(checkout(clone)))
+    for folder in (tmp_path, clone):
+        found = own.run(
+            folder, "python", "-c", "import adasim; print(adasim.__file__, 'load_backbone' in dir(adasim))"
+        )
+        assert found.split() == [str(clone / "adasim" / "__init__.py"), "True"]
+        assert own.run(folder, "python", "-m", "adasim", "--version") == f"adasim {adasim.__version__}\n"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+def test_make_with_an_older_python_says_how_to_name_another(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    pretend = "import sys; sys.version_info = (3, 9); exec(sys.argv[1])"
+    (tmp_path / "old").write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pretend}' \"$2\"\n")
+    (tmp_path / "old").chmod(0o755)
+    done = subprocess.run(
+        ["make", "demo", f"PYTHON={tmp_path / 'old'}"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode
+    assert (
+        "adasim needs Python 3.11 or newer. Name one that you have, as in: make demo PYTHON=python3.11"
+        in (done.stderr)
+    )
+    assert not (tmp_path / ".venv").exists()
