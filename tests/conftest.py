@@ -86,7 +86,7 @@ def run_ranks(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     def run(file: str, function: str, *worlds: int, **env: str) -> list[list[Any]]:
         folder = tmp_path_factory.mktemp(function)
         work = runs.start_work([file, function, str(folder), *map(str, worlds)], folder / "run", env)
-        assert work.wait(200) == 0, work.said
+        assert work.wait() == 0, work.said
         return [
             [torch.load(folder / f"{stage}-{rank}.pt", weights_only=False) for rank in range(world)]
             for stage, world in enumerate(worlds)

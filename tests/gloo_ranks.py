@@ -35,8 +35,9 @@ def be_rank(work: Callable[[Path, int], Any], folder: Path, stage: int, rank: in
             init_method=f"file://{folder}/{stage}.store",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(minutes=4),
         )
+        dist.barrier()  # whoever ended the group earlier would hang up on those that still connect to it
         torch.save(work(folder, stage), folder / f"{stage}-{rank}.pt")
         if dist.is_initialized():  # the work may have ended it
             dist.destroy_process_group()

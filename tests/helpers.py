@@ -164,7 +164,7 @@ def free_port() -> int:
             return port
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
+def until(true: Callable[[], bool], seconds: float = 240) -> None:
     """Wait for it to be so."""
     end = time.monotonic() + seconds
     while not true():

@@ -292,7 +292,7 @@ def test_latex_sets_the_table(hostile: Supports, tmp_path: Path) -> None:
     page = r"\documentclass{article}\usepackage{longtable}\begin{document}\input{table}\end{document}"
     (tmp_path / "page.tex").write_text(page)
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "-draftmode", "page"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerator import Accelerator
+from helpers import until
 from PIL import Image
 from torch import Tensor
 
@@ -176,11 +177,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
     pids = here.recv()
     parent.kill()
     parent.join()
-    for _ in range(50):
-        if not any(_lives(pid) for pid in pids):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"still there: {pids}")
+    until(lambda: not any(_lives(pid) for pid in pids))
 
 
 def _lives(pid: int) -> bool:

@@ -190,7 +190,7 @@ def test_one_thread_at_a_time_asks_a_data_set_and_a_forked_process_is_not_kept_w
         most[0] = max(most[0], inside[0])
         is_inside.set()
         time.sleep(0.001)
-        may_go_on.wait(10)
+        may_go_on.wait(120)
         inside[0] -= 1
         return pil(i)
 
@@ -202,10 +202,10 @@ def test_one_thread_at_a_time_asks_a_data_set_and_a_forked_process_is_not_kept_w
     is_inside.clear()
     thread = threading.Thread(target=images.load, args=(0,))
     thread.start()
-    assert is_inside.wait(10)
+    assert is_inside.wait(120)
     child = os.fork()
     if not child:
-        signal.alarm(20)
+        signal.alarm(120)
         may_go_on.set()  # the child's copy
         os._exit(0 if images.load(1).shape == (3, 12, 10) else 1)
     may_go_on.set()

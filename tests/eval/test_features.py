@@ -186,7 +186,7 @@ print(len(extract(backbone, images, EvalTransform.of_size(16), batch_size=40, wo
 @pytest.mark.slow
 def test_a_low_limit_of_open_files_is_enough_for_workers(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FEW_DESCRIPTORS, str(folder)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", FEW_DESCRIPTORS, str(folder)], capture_output=True, text=True, timeout=240
     )
     assert done.stdout == "120\n", done.stderr
 

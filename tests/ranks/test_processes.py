@@ -147,12 +147,12 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
 
 def patience(ranks: Distributed) -> list[Any]:
     """The last rank's work takes longer than any collective waits; then it fails."""
-    set_pg_timeout(timedelta(seconds=4))
+    set_pg_timeout(timedelta(seconds=8))
     processes._ASK_SECONDS = 0.5
     last = ranks.rank == ranks.world - 1
 
     def works() -> str:
-        time.sleep(5)
+        time.sleep(9)
         return "done"
 
     def fails() -> str:
@@ -163,7 +163,7 @@ def patience(ranks: Distributed) -> list[Any]:
         ranks.patiently(fails if last else lambda: "fine")
     except UserError as error:
         found.append(str(error))
-    set_pg_timeout(timedelta(minutes=1))
+    set_pg_timeout(timedelta(minutes=4))
     return found
 
 

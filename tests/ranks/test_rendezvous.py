@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Callable[[], dist.Store]:
 
 def test_all_share_a_corner_that_nobody_has_used(store: Callable[[], dist.Store]) -> None:
     with ThreadPoolExecutor(3) as pool:
-        met = list(pool.map(lambda rank: meet(store(), rank, 3, timedelta(seconds=20)), (2, 1, 0)))
+        met = list(pool.map(lambda rank: meet(store(), rank, 3, timedelta(minutes=2)), (2, 1, 0)))
     assert not any(corner.check(["address"]) for corner in met)
     met[2].set("address", "here")
     assert [corner.get("address") for corner in met] == [b"here"] * 3

@@ -189,7 +189,7 @@ def test_a_damaged_description_is_refused_in_a_sentence(tmp_path: Path, file: st
 
 
 @pytest.mark.parametrize("name", ["config.json", "run.json", "data.json", "versions.json", "metrics.jsonl"])
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
     RunFolder.create(tmp_path / "run", Config(), {"device": "cpu"}).close()
     (tmp_path / "run" / name).unlink(missing_ok=True)

@@ -174,7 +174,7 @@ def test_a_service_that_hangs_is_not_waited_for_during_a_run_and_not_long_at_its
 
     class Hanging(Broken):
         def send(self, step: int, values: dict[str, Any]) -> None:
-            release.wait(60)
+            release.wait(120)
 
         def finish(self, complete: bool) -> None:
             pass
@@ -187,7 +187,7 @@ def test_a_service_that_hangs_is_not_waited_for_during_a_run_and_not_long_at_its
         tracker.write(step, {"loss": 1.0, "note": "text is left out"})
     tracker.close()
     release.set()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "lines of metrics did not reach wandb" in said[-1]
 
 

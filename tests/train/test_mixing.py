@@ -6,14 +6,13 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import contents, forked
+from helpers import contents, forked, until
 from PIL import Image
 from pretrainings import STEP, Digest, Run, Runs, Small, at
 
@@ -35,10 +34,7 @@ def paused(runs: Runs, small: Small) -> Callable[[Path], Run]:
 
     def start(out: Path) -> Run:
         run = runs.start(small(), out, hooks=[at(STEP, 4, "pause")], command=True)
-        end = time.monotonic() + 60
-        while Path(f"/proc/{run.pid}/stat").read_text().split(") ")[1][0] != "T":
-            assert time.monotonic() < end, run.said
-            time.sleep(0.01)
+        until(lambda: Path(f"/proc/{run.pid}/stat").read_text().split(") ")[1][0] == "T")
         return run
 
     return start

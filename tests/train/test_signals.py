@@ -40,7 +40,7 @@ def test_the_first_interrupt_is_answered_at_once_and_a_second_one_leaves_at_once
     os.kill(run.pid, signal.SIGINT)
     until(lambda: ANSWER in run.said)
     os.kill(run.pid, signal.SIGINT)
-    assert run.wait(60) == 130
+    assert run.wait() == 130
     assert "Traceback" not in run.said
     pretrain(small(), tmp_path / "run", resume=True)
     assert digest(tmp_path / "run") == undisturbed
@@ -188,7 +188,7 @@ def test_a_rank_that_leaves_at_once_does_not_leave_the_others_hanging(
     until(lambda: "busy" in ranks.said[1])
     for _ in range(2):
         os.kill(ranks.runs[1].pid, signal.SIGINT)
-        time.sleep(0.3)
+        time.sleep(1)  # only the first rank would say that it has heard
     assert ranks.wait() == [2, 130], ranks.said
     assert "lost touch" in ranks.said[0]
 
@@ -252,7 +252,7 @@ def test_interrupted_commands_leave_without_a_traceback(tmp_path: Path) -> None:
             until(lambda process=process, now=now: now(process.pid))  # type: ignore[misc]
             os.killpg(process.pid, number)
         for process, (_, _, number) in zip(started, moments, strict=True):
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=240)
             assert process.returncode == 128 + number, said
             assert said == "adasim: Interrupted, leaving. Once more leaves at once.\n"
     finally:
