@@ -18,6 +18,10 @@ The names most people need, loaded when first used so that `adasim.neighbors` ne
 from importlib import import_module
 from typing import Any
 
+from adasim.cores import spin_briefly
+
+spin_briefly()  # torch, which is imported later, reads the setting once
+
 __version__ = "0.3.0"
 __all__ = [
     "NeighborMemory",

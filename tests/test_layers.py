@@ -11,7 +11,7 @@ PACKAGE = Path(adasim.__file__).parent
 FLOORS: list[set[str]] = [
     {
         *("errors", "files", "fields", "seeding", "terminal", "interrupts", "units", "rgb", "spreadsheet"),
-        *("spread", "registry", "config", "schedules", "ranks"),
+        *("spread", "registry", "config", "schedules", "ranks", "cores"),
     },
     {"neighbors", "data", "models"},
     {"methods"},

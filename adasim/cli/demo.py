@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from adasim import terminal
 from adasim.cli.reading import read_options
+from adasim.cores import OtherProcesses
 from adasim.errors import UserError
 
 
@@ -25,10 +28,21 @@ class DemoArguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim demo ...`"""
+    others = OtherProcesses()  # while torch is imported
     asked = read_options(DemoArguments, arguments, "demo")
     if asked.epochs < 2:
         raise UserError(f"--epochs {asked.epochs} leaves no epoch with partners. Two are the least.")
 
     from adasim.demo import run_demo
 
+    tell_if_busy(others.cores(), os.cpu_count() or 1)
     run_demo(asked.out, asked.seed, asked.epochs)
+
+
+def tell_if_busy(used: float, cores: int) -> None:
+    """Say that the demo will take longer where others use more than a quarter of the machine's cores."""
+    if used > cores / 4:
+        terminal.console().print(
+            f"Other processes use {used:.1f} of this machine's {cores} cores: the demo will take longer than usual.",
+            soft_wrap=True,
+        )

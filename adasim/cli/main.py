@@ -103,10 +103,6 @@ def run(arguments: Sequence[str]) -> None:
         return print(f"adasim {__version__}")
     if arguments[0] not in COMMANDS:
         raise UserError(f"Unknown command {arguments[0]!r}. The commands are {', '.join(COMMANDS)}.")
-    if arguments[0] == "eval":
-        # Heads take thousands of small steps; threads that spin while they wait are many times slower on a CPU
-        # that others use too. Read when torch is loaded, hence before the import.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     module, _ = COMMANDS[arguments[0]]
     import_module(module).main(arguments[1:])  # not before: torch takes seconds to import
 
