@@ -178,7 +178,8 @@ def _from_weights(model: str, name: str, path: Path | None, size: int | None) ->
     if path is None:
         known, origin = name.rpartition("/")[2], "pretrained weights"
     else:
-        known = path.parent.name if path.name in WEIGHTS_FILES else path.stem if path.is_file() else path.name
+        named = path.absolute().parent if path.name in WEIGHTS_FILES else path.absolute()
+        known = named.stem if named.is_file() else named.name
         origin = "weights of a file"
     return Encoder(known, backbone, backbone.transform, origin, named=bool(name), note=note)
 

@@ -189,13 +189,8 @@ def configuration(
     adasim's own names come first, also for timm's models that are the same: those ViTs take views of any size.
     None if a configuration cannot say it.
     """
-    sizes = (
-        "img_size",
-        "dynamic_img_size",
-        "patch_size",
-        "in_chans",
-        "num_classes",
-    )  # or seen from the weights
+    # What the images say, or the weights.
+    sizes = ("img_size", "dynamic_img_size", "patch_size", "in_chans", "num_classes")
     special = {key: value for key, value in arguments.items() if key not in sizes}
     plain = re.sub(r"(patch)\d+_\d+$", r"\g<1>16_224", name.split(".")[0])
     own = [

@@ -96,6 +96,8 @@ def load_backbone(path: str | Path) -> Backbone:
 
 def is_ours(path: Path) -> bool:
     """Whether `save_backbone` wrote this file."""
+    if not path.is_file():
+        return False
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return _HEADER in (file.metadata() or {})

@@ -11,7 +11,7 @@ import re
 import torch
 from torch import Tensor
 
-WRAPPERS = ("module.", "backbone.", "encoder.", "net.", "_orig_mod.", "timm_model.", "vit.", "resnet.")
+_WRAPPERS = ("module.", "backbone.", "encoder.", "net.", "_orig_mod.", "timm_model.", "vit.", "resnet.")
 _Table = tuple[tuple[str, str], ...]
 
 _TORCHVISION_VIT: _Table = (
@@ -65,7 +65,7 @@ def timm_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         table = next((table for name, table in _TABLES.items() if name in tensors), None)
         if table is not None:
             return _joined({_renamed(name, table): tensor for name, tensor in tensors.items()})
-        wrapper = next((w for w in WRAPPERS if any(name.startswith(w) for name in tensors)), None)
+        wrapper = next((w for w in _WRAPPERS if any(name.startswith(w) for name in tensors)), None)
         if wrapper is None:
             return tensors
         tensors = {n.removeprefix(wrapper): t for n, t in tensors.items() if n.startswith(wrapper)}

@@ -14,6 +14,7 @@ from adasim.models.transforms import EvalTransform
 
 CONFIG_FILE, PROCESSOR_FILE = "config.json", "preprocessor_config.json"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
+_LARGEST = 1 << 24  # bytes of a config.json: the names of 21,000 classes may be in it
 
 _VITS = {  # of transformers: width, blocks, heads, hidden width
     (96, 4, 3, 384): "vit_mini",
@@ -123,7 +124,7 @@ def _sides(value: Any) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file() or path.stat().st_size > 1 << 20:
+    if not path.is_file() or path.stat().st_size > _LARGEST:
         return {}
     found = parsed(path.read_bytes())
     return found if isinstance(found, dict) else {}

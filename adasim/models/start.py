@@ -41,9 +41,10 @@ def start_from(backbones: Iterable[Backbone], weights: Weights, source: str) -> 
         for name in [*own, *(name for name in tensors if name not in own)]:
             here, there = (tuple(x[name].shape) if name in x else "absent" for x in (own, tensors))
             if here != there:
+                said = "" if weights.model is None else f"; its source says {weights.model.name}"
                 raise UserError(
-                    f"{source} does not fit {backbone.spec['name']}: {name} is {there} there and {here} here. Choose "
-                    f"the model (--model.name, --model.patch-size, or NAME:FILE) that the weights are of."
+                    f"{source} does not fit {backbone.spec['name']}: {name} is {there} there and {here} here. Name "
+                    f"the model that the weights are of (--model.name and --model.patch-size, or NAME:FILE){said}."
                 )
         net.load_state_dict(tensors)
 

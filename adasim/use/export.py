@@ -70,7 +70,7 @@ def default_folder(encoder: Encoder, model: object, to: str) -> Path:
     if encoder.run is not None:
         run = encoder.run if encoder.run.name not in ("", "..") else encoder.run.resolve()
         return run.with_name(f"{run.name}-{to}")
-    beside = Path(model).parent if isinstance(model, str | Path) and Path(model).is_file() else Path()
+    beside = Path(model).parent if isinstance(model, str | Path) and Path(model).exists() else Path()
     return beside / f"{encoder.name}-{to}"
 
 

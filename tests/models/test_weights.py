@@ -29,6 +29,7 @@ from adasim.models import (
     save_backbone,
     start_from,
 )
+from adasim.models.backbones import RESNETS, VITS, configuration
 
 LITE = "tf_efficientnet_lite0"
 
@@ -303,6 +304,23 @@ def test_a_run_says_which_encoder_it_has(
     weights = read_weights(str(tmp_path))
     assert weights.model == model
     assert weights.transform == transform
+
+
+def test_timms_models_that_have_a_name_of_ours_are_the_same_nets() -> None:
+    """So that weights of vit_small_patch8_224 may be called vit_small's, which takes views of any size."""
+    ours = []
+    for name in timm.list_models(["vit_*_patch*", "resnet*"]):
+        model = configuration(name, {}, {})
+        if model is None or model.name == name or model.name not in (VITS | RESNETS):
+            continue
+        with torch.device("meta"):
+            theirs: Any = timm.create_model(name, num_classes=0, dynamic_img_size=True)
+            model = configuration(name, {}, theirs.state_dict())
+            assert model is not None
+            here = build_backbone(model, theirs.patch_embed.img_size[0], student=False)
+        assert str(here.net) == str(theirs)
+        ours.append(name)
+    assert "vit_small_patch8_224" in ours
 
 
 @pytest.mark.parametrize(
