@@ -294,7 +294,7 @@ class Config:
         check_fields(self)
         check_name("method", self.method, METHODS.names())
         check_name("pairs", self.pairs, PAIRS.names())
-        wanted = METHODS[self.method].Settings
+        wanted = METHODS.outline(self.method).Settings
         if self.settings is None:
             self.settings = wanted()
         if not isinstance(self.settings, wanted):
@@ -303,7 +303,7 @@ class Config:
                 f"not {type(self.settings).__name__}."
             )
         check_fields(self.settings, f"{self.method}.")
-        own = PAIRS[self.pairs].Settings
+        own = PAIRS.outline(self.pairs).Settings
         if self.pair_settings is None and own is not None:
             self.pair_settings = own()
         if type(self.pair_settings) is not (own or type(None)):
@@ -376,10 +376,10 @@ class Config:
         values = _from_older_version(dict(values))
         method = values.get("method", "dino")
         if isinstance(method, str) and isinstance(values.get(method), dict) and method in METHODS:
-            values["settings"] = _build(METHODS[method].Settings, values.pop(method), f"{method}.")
+            values["settings"] = _build(METHODS.outline(method).Settings, values.pop(method), f"{method}.")
         pairs = values.get("pairs", "adasim")
         if isinstance(pairs, str) and isinstance(values.get(pairs), dict) and pairs in PAIRS:
-            values["pair_settings"] = _build(PAIRS[pairs].Settings, values.pop(pairs), f"{pairs}.")
+            values["pair_settings"] = _build(PAIRS.outline(pairs).Settings, values.pop(pairs), f"{pairs}.")
         return _build(cls, values, "")
 
 
@@ -393,7 +393,7 @@ def _from_older_version(values: dict[str, Any]) -> dict[str, Any]:
         values["views"] = views
     if isinstance(views, dict) and views.get("recipe") in ("dino", "simsiam"):
         rest = {name: value for name, value in views.items() if name != "recipe"}
-        values["views"] = {**METHODS[views["recipe"]].VIEWS, **rest}
+        values["views"] = {**METHODS.outline(views["recipe"]).VIEWS, **rest}
         values = {
             k: v for k, v in values.items() if k not in ("dino", "simsiam") or k == values.get("method")
         }

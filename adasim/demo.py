@@ -13,13 +13,14 @@ from adasim.curves.writing import plot
 from adasim.data import open_images
 from adasim.explore.collection import collect
 from adasim.explore.exploring import explore
-from adasim.explore.opening import Options, open_run
+from adasim.explore.opening import open_run
 from adasim.explore.writing import write_page
 from adasim.files import atomic_write
 from adasim.gallery.figure import render
 from adasim.gallery.opening import supports_of_memory
 from adasim.gallery.picking import pick
 from adasim.gallery.tables import rows_of
+from adasim.options import ExploreOptions
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
 
@@ -53,7 +54,7 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     picture = render(supports, rows_of(supports, picked.ids), picked, show=10, format="png")
     atomic_write(out / "neighbours.png", picture)
     plot(out, out / "curves.png")
-    explored = explore(open_run(out, Options(workers=0, no_cache=True), lambda sentence: None))
+    explored = explore(open_run(out, ExploreOptions(workers=0, no_cache=True), lambda sentence: None))
     write_page(out / "explore.html", explored)
     for file, what in (
         ("backbone.safetensors", "the encoder: adasim.load_backbone(...), a timm model in .net"),

@@ -24,6 +24,7 @@ from adasim.models import build_backbone
 from adasim.models.backbones import VITS
 from adasim.neighbors.grouped import buffer_bytes
 from adasim.neighbors.memory import _INT8_FROM
+from adasim.options import PlanArguments
 from adasim.ranks.processes import Distributed
 from adasim.train.footprint import Footprint
 from adasim.units import scaled
@@ -31,34 +32,6 @@ from adasim.units import scaled
 _ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
 _LIST = 8  # bytes of a list's entry: an int32 id and an fp32 similarity
 _SMALL_SHARE = 0.2  # of a step's arithmetic that exact search may take before it is called expensive
-
-
-@dataclass(kw_only=True)
-class PlanArguments:
-    """Memory, traffic and arithmetic of the neighbour memory for a run of this size, and advice.
-
-    adasim plan RECIPE --data DIR [options of adasim pretrain]
-
-    times a few steps of a recipe instead: what it takes with your images on this machine."""
-
-    images: int = 1_281_167
-    """N: images of the data set."""
-    dim: int | None = None
-    """D: width of the cached features; by default the encoder's."""
-    ranks: int = 8
-    """R: processes that share the memory."""
-    window: int = 50
-    """w: epochs of lists that are averaged."""
-    k: int = 10
-    """K: length of a list."""
-    batch: int = 1024
-    """B: images per step over all processes."""
-    backbone: str | None = None
-    """The encoder whose arithmetic the search is compared with; by default one of width D."""
-    size: int = 224
-    """Side of the views in pixels."""
-    cache: Literal["float16", "float32"] = "float16"
-    """Type of the feature cache: float16 on an accelerator, float32 on a CPU, unless a run says otherwise."""
 
 
 @dataclass(frozen=True)

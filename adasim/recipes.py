@@ -241,14 +241,13 @@ def from_weights(config: Config, init: str, weights: Weights) -> Config:
 
 
 def _settings(method: str, **values: Any) -> Any:
-    """Settings of a method. Looked up when a recipe is asked for: methods import torch, and a list of recipes should
-    not have to wait for it."""
-    return METHODS[method].Settings(**values)
+    """Settings of a method."""
+    return METHODS.outline(method).Settings(**values)
 
 
 def _views(method: str, **values: Any) -> ViewsConfig:
     """The method's augmentations with these values."""
-    return ViewsConfig(**METHODS[method].VIEWS, **values)
+    return ViewsConfig(**METHODS.outline(method).VIEWS, **values)
 
 
 def _dino(*, norm_last_layer: bool, freeze_last_layer_epochs: int, teacher_temp_warmup_epochs: int) -> Any:

@@ -14,12 +14,21 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from adasim.errors import UserError
+from adasim.settings import (
+    DINO_VIEWS,
+    SIAMESE_VIEWS,
+    ConfidentSettings,
+    DinoSettings,
+    NnclrSettings,
+    SimSiamSettings,
+)
 
 T = TypeVar("T")
 
@@ -29,18 +38,22 @@ class Registry(Generic[T]):
 
     Args:
         kind: what they are called in a sentence.
-        home: the package that registers the built-in ones; imported when a name is first looked up.
+        home: the package that registers the built-in ones; imported when one of them is looked up.
+        built_in: their names, and what `outline` tells of each before that.
     """
 
-    def __init__(self, kind: str, home: str) -> None:
+    def __init__(self, kind: str, home: str, built_in: dict[str, Any]) -> None:
         self.kind = kind
         self._home = home
+        self._built_in = built_in
         self._things: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that makes a thing known as `name`; a name is given once."""
 
         def keep(thing: T) -> T:
+            if name in self._built_in and not _source(thing).startswith(f"{self._home}."):
+                import_module(self._home)  # whose thing of that name was first
             before = self._things.setdefault(name, thing)
             if before is not thing and _source(before) != _source(thing):
                 raise UserError(
@@ -52,31 +65,75 @@ class Registry(Generic[T]):
         return keep
 
     def __getitem__(self, name: str) -> T:
-        import_module(self._home)
-        if name not in self._things:
+        if name not in self:
             raise UserError(
-                f"Unknown {self.kind} {name!r}. {nearest(name, self._things)} One from a file of your own needs "
+                f"Unknown {self.kind} {name!r}. {nearest(name, self.names())} One from a file of your own needs "
                 f"--plugin FILE."
             )
+        if name not in self._things:
+            import_module(self._home)
         return self._things[name]
 
     def __contains__(self, name: object) -> bool:
-        import_module(self._home)
-        return name in self._things
+        return name in self._things or name in self._built_in
 
     def names(self) -> list[str]:
         """All names, built-in ones first."""
-        import_module(self._home)
-        return list(self._things)
+        return list(dict.fromkeys([*self._built_in, *self._things]))
+
+    def outline(self, name: str) -> Any:
+        """What has the settings or options of the thing as attributes; of a built-in one without importing torch."""
+        if name not in self._built_in:
+            return self[name]
+        outline = self._built_in[name]
+        if isinstance(outline, str):  # where it is: options need tyro, and `adasim.neighbors` must not
+            module, _, attribute = outline.rpartition(".")
+            return getattr(import_module(module), attribute)
+        return outline
 
 
-METHODS: Registry[Any] = Registry("method", "adasim.methods")
+@dataclass(frozen=True)
+class Outline:
+    """What the command line asks of a built-in method or pair policy."""
+
+    Settings: type[Any] | None = None
+    VIEWS: dict[str, Any] = field(default_factory=dict)
+
+
+METHODS: Registry[Any] = Registry(
+    "method",
+    "adasim.methods",
+    {
+        "dino": Outline(DinoSettings, DINO_VIEWS),
+        "nnclr": Outline(NnclrSettings, SIAMESE_VIEWS),
+        "simsiam": Outline(SimSiamSettings, SIAMESE_VIEWS),
+    },
+)
 """Classes of `adasim.methods.Method`."""
-PAIRS: Registry[Any] = Registry("pair policy", "adasim.neighbors")
+PAIRS: Registry[Any] = Registry(
+    "pair policy",
+    "adasim.neighbors",
+    {
+        **dict.fromkeys(("standard", "nearest", "adasim", "oracle"), Outline()),
+        "confident": Outline(ConfidentSettings),
+    },
+)
 """Classes of `adasim.neighbors.PairPolicy`."""
-SOURCES: Registry[Any] = Registry("kind of data", "adasim.data")
+SOURCES: Registry[Any] = Registry(
+    "kind of data", "adasim.data", dict.fromkeys(("synthetic", "embedded", "python", "hf"))
+)
 """Functions from what stands behind `NAME:` in `--data NAME:...` to an `ImageSet`."""
-EVALUATIONS: Registry[Any] = Registry("evaluation", "adasim.eval")
+EVALUATIONS: Registry[Any] = Registry(
+    "evaluation",
+    "adasim.eval",
+    {
+        "knn": "adasim.options.KnnOptions",
+        "linear": "adasim.options.LinearOptions",
+        "fewshot": "adasim.options.FewshotOptions",
+        "segmentation": "adasim.options.SegmentationOptions",
+        "views": "adasim.options.ViewsOptions",
+    },
+)
 """Classes of `adasim.eval.Evaluation`."""
 
 

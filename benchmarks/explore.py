@@ -32,9 +32,10 @@ from adasim.data.synthetic.dataset import SyntheticImages, synthetic
 from adasim.explore.collection import collect
 from adasim.explore.duplicates import Group
 from adasim.explore.exploring import explore
-from adasim.explore.opening import Opened, Options, open_run
+from adasim.explore.opening import Opened, open_run
 from adasim.explore.support import support_of_features
 from adasim.explore.writing import write_page
+from adasim.options import ExploreOptions
 from adasim.recipes import get_recipe
 
 Pair = tuple[int, int]
@@ -53,7 +54,7 @@ def found_of_planted(images: int, epochs: int, seed: int, folder: Path) -> list[
     config.epochs, config.seed = epochs, seed
     config.neighbors.window = min(config.neighbors.window, epochs - 1)
     run = pretrain(config, folder / "run", data=data)
-    found = explore(open_run(run, Options(no_cache=True), print, images=data))
+    found = explore(open_run(run, ExploreOptions(no_cache=True), print, images=data))
     rows = duplicates_found(found.findings.groups, data)
     mass, ratio, agreement = found.findings.mass, found.findings.ratio, found.findings.agreement
     assert mass is not None
@@ -121,7 +122,7 @@ def speed(images: int, folder: Path) -> list[dict[str, Any]]:
     config.epochs, config.neighbors.window = 3, 2
     run = pretrain(config, folder / "large", data=str(folder / "photos"))
     start = time.perf_counter()
-    opened = open_run(run, Options(no_cache=True), print)
+    opened = open_run(run, ExploreOptions(no_cache=True), print)
     features = time.perf_counter()
     found = explore(opened)
     hunts = time.perf_counter()

@@ -19,7 +19,7 @@ from timm import create_model
 from torch import Tensor
 
 from adasim.eval import linear_probe, linear_probe_stream
-from adasim.eval.protocols.linear import SWEEP
+from adasim.options import SWEEP
 
 
 def main() -> None:

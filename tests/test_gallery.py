@@ -23,12 +23,13 @@ from adasim.data import open_images
 from adasim.data.images import ArrayImages
 from adasim.errors import UserError
 from adasim.explore.collection import Collection, collect
-from adasim.explore.opening import Options, open_features, open_run
+from adasim.explore.opening import open_features, open_run
 from adasim.gallery.figure import _BAR, _CELL, _OTHER, _SAME, draw, render
 from adasim.gallery.opening import Supports, supports_of_memory, supports_of_opened
 from adasim.gallery.picking import named, pick
 from adasim.gallery.tables import COLUMNS, as_csv, as_latex, escape, rows_of
 from adasim.neighbors import NeighborMemory
+from adasim.options import ExploreOptions
 from adasim.runs.overwrite import check_replaceable
 from adasim.spreadsheet import read_csv
 
@@ -187,7 +188,7 @@ def test_images_of_any_shape_keep_their_proportions_and_a_torn_one_is_said(tmp_p
         Image.new("L" if n % 2 else "RGB", size, 90).save(tmp_path / f"{n}.png")
     (tmp_path / "4.png").write_bytes((tmp_path / "0.png").read_bytes()[:50])
     np.save(tmp_path / "mine.npy", np.eye(5, dtype=np.float32))
-    opened = open_features(tmp_path / "mine.npy", str(tmp_path), Options(), lambda sentence: None)
+    opened = open_features(tmp_path / "mine.npy", str(tmp_path), ExploreOptions(), lambda sentence: None)
     supports = supports_of_opened(opened, 1)
     picked = pick(supports, "0,1,2,3,4", 6, 0)
     axes = draw(supports, rows_of(supports, picked.ids), picked).axes[0]
@@ -338,7 +339,7 @@ def test_a_gallery_of_a_run_shows_what_it_draws_its_partners_from(
     assert names(tmp_path) == ["run", "sharp.csv", "sharp.pdf", "sharp.png", "sharp.tex"]
     sharp = [float(line["p_win"]) for line in read_csv(tmp_path / "sharp.csv")[1]]
     assert sharp == pytest.approx(memory.distribution([3], 0.05)[1][0].tolist(), abs=1e-6)
-    assert "tau = 0.05" in open_run(run, Options(tau=0.05, workers=0), lambda sentence: None).origin
+    assert "tau = 0.05" in open_run(run, ExploreOptions(tau=0.05, workers=0), lambda sentence: None).origin
 
 
 def test_nothing_is_replaced_unasked_and_a_refusal_writes_nothing(

@@ -11,7 +11,8 @@ import tyro
 
 from adasim.cli.reading import read_options
 from adasim.cli.using import Model
-from adasim.eval.evaluations.base import with_options
+from adasim.options import with_options
+from adasim.paths import check_file, check_images, check_model
 from adasim.registry import EVALUATIONS
 
 
@@ -33,5 +34,11 @@ class TableArguments:
 
 def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
     """The evaluation `name`, filled in; it has the fields of `Options` and of `Encoder` too."""
-    kind = with_options(EVALUATIONS[name], Encoder)
-    return read_options(kind, arguments, f"eval {name}")
+    asked = read_options(with_options(EVALUATIONS.outline(name), Encoder), arguments, f"eval {name}")
+    check_model(asked.model)
+    check_file(asked.exclude, "--exclude")
+    for option in ("data", "train", "test"):
+        value = getattr(asked, option, None)
+        for source in value if isinstance(value, tuple) else (value,):
+            check_images(source, f"--{option}")
+    return with_options(EVALUATIONS[name], Encoder)(**vars(asked))

@@ -11,6 +11,7 @@ from adasim import terminal
 from adasim.cli.reading import read_options
 from adasim.cores import OtherProcesses
 from adasim.errors import UserError
+from adasim.runs.checks import check_out
 
 
 @dataclass(kw_only=True)
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str]) -> None:
     asked = read_options(DemoArguments, arguments, "demo")
     if asked.epochs < 2:
         raise UserError(f"--epochs {asked.epochs} leaves no epoch with partners. Two are the least.")
+    if asked.out is not None:
+        check_out(asked.out, overwrite=False)
 
     from adasim.demo import run_demo
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
-from adasim.cli.using import Flag, Model, Reading
+from adasim.cli.using import Model, Reading
+from adasim.options import Flag
+from adasim.paths import check_images, check_model
+from adasim.use.outputs import check_features_file
 
 
 @dataclass(kw_only=True)
@@ -35,6 +38,9 @@ def main(arguments: Sequence[str]) -> None:
     """`adasim embed ...`"""
     asked = read_options(EmbedArguments, load_plugins(arguments), "embed")
     console = terminal.console()
+    check_features_file(asked.out, asked.overwrite)
+    check_model(asked.model)
+    check_images(asked.data)
 
     from adasim.use.embed import embed
 

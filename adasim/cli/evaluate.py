@@ -23,9 +23,7 @@ from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import MODEL
 from adasim.errors import UserError
-from adasim.eval.extractor import open_extractor
-from adasim.eval.results import column_order, compare
-from adasim.eval.tables import print_comparison, to_latex, to_markdown
+from adasim.paths import check_file
 from adasim.registry import EVALUATIONS, nearest
 
 TABLE = "table"
@@ -42,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     if name == TABLE:
         return show_table(read_options(TableArguments, rest, f"eval {TABLE}"), console)
     if name not in EVALUATIONS:
-        known = nearest(name, [*evaluation_names(), TABLE])
+        known = nearest(name, [*EVALUATIONS.names(), TABLE])
         raise UserError(
             f"Unknown evaluation {name!r}. {known} One from a file of your own needs --plugin FILE."
         )
@@ -52,6 +50,9 @@ def main(arguments: Sequence[str]) -> None:
 def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
     """Measure, print what was found, and keep it."""
     evaluation = parse_evaluation(name, arguments)
+
+    from adasim.eval.extractor import open_extractor
+
     extractor = open_extractor(
         evaluation.model,
         evaluation,
@@ -64,6 +65,12 @@ def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
 
 
 def show_table(arguments: TableArguments, console: Console) -> None:
+    for run in arguments.runs:
+        check_file(run, "its spelling")
+
+    from adasim.eval.results import compare
+    from adasim.eval.tables import print_comparison, to_latex, to_markdown
+
     comparison = compare(list(arguments.runs))
     if arguments.format == "terminal":
         print_comparison(comparison, console)
@@ -74,8 +81,11 @@ def show_table(arguments: TableArguments, console: Console) -> None:
 def show_evaluations(console: Console) -> None:
     console.print(Text.assemble(("adasim eval", "bold"), " WHAT MODEL [options]\n"))
     lines = Table(box=None, padding=(0, 2), show_header=False)
-    for name in evaluation_names():
-        lines.add_row(Text(name, "bold"), EVALUATIONS[name].in_a_line())
+    for name in EVALUATIONS.names():
+        kind = EVALUATIONS.outline(name)
+        lines.add_row(
+            Text(name, "bold"), kind.summary or next(iter((kind.__doc__ or "").strip().splitlines()), "")
+        )
     lines.add_row(Text(TABLE, "bold"), "compare runs: the results side by side, also as Markdown or LaTeX")
     console.print(lines)
     console.print(
@@ -85,8 +95,3 @@ def show_evaluations(console: Console) -> None:
             " shows every option.",
         )
     )
-
-
-def evaluation_names() -> list[str]:
-    """In the order of a table's columns, those of plug-ins last."""
-    return sorted(EVALUATIONS.names(), key=column_order)

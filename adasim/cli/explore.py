@@ -7,33 +7,27 @@ adasim explore --features mine.npz --data photos/       features that somebody e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.text import Text
-from torch import Tensor
 
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
-from adasim.cli.using import MODEL
+from adasim.cli.using import MODEL, check_sources
 from adasim.errors import UserError
-from adasim.eval.options import Flag
-from adasim.explore.exploring import explore
-from adasim.explore.opening import Opened, Options, Say, open_backbone, open_features, open_run
-from adasim.explore.writing import (
-    Exploration,
-    check_atlas,
-    check_csv,
-    check_page,
-    write_atlas,
-    write_csv,
-    write_page,
-)
-from adasim.run import load_run
+from adasim.explore.outputs import check_atlas, check_csv, check_page
+from adasim.options import ExploreOptions, Flag
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from adasim.explore.opening import Opened
+    from adasim.explore.writing import Exploration
 
 TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
@@ -67,7 +61,7 @@ class What:
 
 
 @dataclass(kw_only=True)
-class ExploreArguments(Options, What):  # in this order `What` comes first in the help
+class ExploreArguments(ExploreOptions, What):  # in this order `What` comes first in the help
     """Write a page to explore images by their neighbours. It opens from the disk and needs no network; none of your
     images is changed, moved or deleted."""
 
@@ -83,13 +77,16 @@ def main(arguments: Sequence[str]) -> None:
     page = asked.out
     if page is None and asked.csv is None:
         page = asked.run / "explore.html" if asked.run is not None else Path("explore.html")
-    check_sources(asked)
+    check_sources(asked, "What is to be explored?")
     if page is not None:
         check_page(page, asked.overwrite)
     if asked.csv is not None:
         check_csv(asked.csv, TABLES, asked.overwrite)
     if asked.export_atlas is not None:
         check_atlas(asked.export_atlas, asked.overwrite)
+
+    from adasim.explore.exploring import explore
+
     opened = open_asked(asked, say)
     found = explore(opened, say)
     count = {name: len(table.rows) for name, table in found.tables.items()}
@@ -115,6 +112,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def write(asked: ExploreArguments, page: Path | None, found: Exploration, features: Tensor) -> list[Path]:
     """Everything that was asked for; returns what there is now."""
+    from adasim.explore.writing import write_atlas, write_csv, write_page
+
     written: list[Path] = []
     if asked.csv is not None:
         written += write_csv(asked.csv, found.tables, TABLES)
@@ -124,21 +123,9 @@ def write(asked: ExploreArguments, page: Path | None, found: Exploration, featur
     return written + (write_page(page, found) if page is not None else [])
 
 
-def check_sources(asked: ExploreArguments) -> None:
-    """Exactly one of a run, an encoder and features; images for the latter two."""
-    given = [name for name in ("run", "backbone", "features") if getattr(asked, name) is not None]
-    if len(given) != 1:
-        raise UserError(
-            "What is to be explored? Name a run folder, or --backbone NAME --data FOLDER, or --features FILE.npz "
-            "--data FOLDER" + (", one of them alone." if given else ".")
-        )
-    if asked.run is not None:
-        load_run(asked.run)  # says so if it is none, before anything is said about its page
-    elif asked.data is None:
-        raise UserError(f"--{given[0]} needs --data: which images?")
+def open_asked(asked: ExploreArguments, say: Callable[[str], None]) -> Opened:
+    from adasim.explore.opening import open_backbone, open_features, open_run
 
-
-def open_asked(asked: ExploreArguments, say: Say) -> Opened:
     if asked.run is not None:
         return open_run(asked.run, asked, say, data=asked.data)
     assert asked.data is not None

@@ -12,7 +12,10 @@ import tyro
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
-from adasim.cli.using import Flag, Model
+from adasim.cli.using import Model
+from adasim.options import Flag
+from adasim.paths import check_model
+from adasim.use.outputs import check_export_folder
 
 
 @dataclass(kw_only=True)
@@ -42,6 +45,9 @@ def main(arguments: Sequence[str]) -> None:
     """`adasim export ...`"""
     asked = read_options(ExportArguments, load_plugins(arguments), "export")
     console = terminal.console()
+    check_model(asked.model)
+    if asked.out is not None:
+        check_export_folder(asked.out, asked.overwrite)
 
     from adasim.use.export import export
 

@@ -7,10 +7,10 @@ adasim gallery --backbone resnet50 --data photos/       any frozen encoder, any 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.text import Text
@@ -18,17 +18,15 @@ from rich.text import Text
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
-from adasim.cli.using import MODEL
+from adasim.cli.using import MODEL, check_sources
 from adasim.errors import UserError
-from adasim.eval.options import Flag
-from adasim.explore.opening import Options, Say, open_backbone, open_features, refuse_unused
 from adasim.files import atomic_write
-from adasim.gallery.figure import FORMATS, render
-from adasim.gallery.opening import Supports, supports_of_opened, supports_of_run
-from adasim.gallery.picking import KINDS, pick
-from adasim.gallery.tables import as_csv, as_latex, rows_of
-from adasim.run import load_run
+from adasim.gallery import FORMATS, KINDS
+from adasim.options import ExploreOptions, Flag, refuse_unused
 from adasim.use.outputs import check_output
+
+if TYPE_CHECKING:
+    from adasim.gallery.opening import Supports
 
 
 @dataclass(kw_only=True)
@@ -64,7 +62,7 @@ class What:
 
 
 @dataclass(kw_only=True)
-class GalleryArguments(Options, What):  # in this order `What` comes first in the help
+class GalleryArguments(ExploreOptions, What):  # in this order `What` comes first in the help
     """The galleries of the paper: images, each with its ranked support and a bar for every probability p_win; and the
     same as tables for a spreadsheet and for LaTeX."""
 
@@ -85,6 +83,11 @@ def main(arguments: Sequence[str]) -> None:
     paths = {kind: beginning.with_name(f"{beginning.name}.{kind}") for kind in (*formats, "csv", "tex")}
     for path in paths.values():
         check_output(path, asked.overwrite)
+
+    from adasim.gallery.figure import render
+    from adasim.gallery.picking import pick
+    from adasim.gallery.tables import as_csv, as_latex, rows_of
+
     supports = open_asked(asked, say)
     picked = pick(supports, asked.pick, asked.count, asked.seed)
     rows = rows_of(supports, picked.ids)
@@ -103,18 +106,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check(asked: GalleryArguments) -> None:
-    """Exactly one of a run, an encoder and features; images for the latter two; and numbers that make sense."""
-    given = [name for name in ("run", "backbone", "features") if getattr(asked, name) is not None]
-    if len(given) != 1:
-        raise UserError(
-            "Whose neighbours are to be shown? Name a run folder, or --backbone NAME --data FOLDER, or --features "
-            "FILE.npz --data FOLDER" + (", one of them alone." if given else ".")
-        )
+    """What is shown must be there, and numbers must make sense."""
+    check_sources(asked, "Whose neighbours are to be shown?")
     if asked.run is not None:
-        load_run(asked.run)  # says so if it is none, before anything is said about files in it
         refuse_unused(asked, ("passes", "k", "size", "random_weights"), asked.run)
-    elif asked.data is None:
-        raise UserError(f"--{given[0]} needs --data: which images?")
     for name in ("count", "show"):
         if getattr(asked, name) < 1:
             raise UserError(f"--{name}={getattr(asked, name)} must be at least 1.")
@@ -132,7 +127,10 @@ def names(asked: GalleryArguments) -> tuple[Path, tuple[str, ...]]:
     return out, tuple(dict.fromkeys(asked.format)) or ("png",)
 
 
-def open_asked(asked: GalleryArguments, say: Say) -> Supports:
+def open_asked(asked: GalleryArguments, say: Callable[[str], None]) -> Supports:
+    from adasim.explore.opening import open_backbone, open_features
+    from adasim.gallery.opening import supports_of_opened, supports_of_run
+
     if asked.run is not None:
         return supports_of_run(asked.run, say, data=asked.data, tau=asked.tau)
     assert asked.data is not None

@@ -6,24 +6,29 @@ from collections.abc import Sequence
 
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
-from adasim.cli.pretrain import configured
+from adasim.cli.pretrain import check_paths, configured
 from adasim.cli.reading import read_options
 from adasim.errors import UserError
+from adasim.options import PlanArguments
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim plan RECIPE --data DIR`, with the options of a pretraining; or `adasim plan --images N ...`"""
     arguments = load_plugins(arguments)
     if not arguments or arguments[0].startswith("-"):
-        from adasim.plan import PlanArguments, make_plan, show
+        asked = read_options(PlanArguments, arguments, "plan")
 
-        return show(make_plan(read_options(PlanArguments, arguments, "plan")), terminal.console(width=110))
+        from adasim.plan import make_plan, show
+
+        return show(make_plan(asked), terminal.console(width=110))
     if arguments[0] == "photos":
         raise UserError(
             "`photos` makes its plan from your images and your machine: adasim pretrain photos --data DIR shows it, "
             "and asks before it starts."
         )
     parsed = configured(arguments[0], arguments[1:], f"adasim plan {arguments[0]}")
+    check_paths(parsed.config)
+
     from adasim.forecast import forecast
 
     forecast(parsed.config, terminal.console())

@@ -12,7 +12,9 @@ import tyro
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
+from adasim.curves.outputs import outputs
 from adasim.curves.panels import PANELS
+from adasim.runs.checks import require_run
 
 _OUT = (
     "A .png, .svg or .pdf, or a folder for curves.png and curves.svg: by default that of the run, or, for several "
@@ -49,6 +51,10 @@ def main(arguments: Sequence[str]) -> None:
     """`adasim plot ...`"""
     asked = read_options(PlotArguments, load_plugins(arguments), "plot")
     console = terminal.console()
+    for run in asked.runs:
+        require_run(run)
+    if asked.out is not None:
+        outputs(asked.runs, asked.out)
 
     from adasim.curves.writing import plot  # matplotlib and torch are slow to import
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +17,15 @@ from rich.text import Text
 
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
+from adasim.cli.reading import read_arguments
 from adasim.config import Config, DataConfig
 from adasim.errors import UserError
 from adasim.interrupts import is_first
+from adasim.paths import check_file, check_images, check_model
 from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
+from adasim.runs.checks import check_out, require_run
+from adasim.runs.launch import began_here, restarted
 
 
 @dataclass
@@ -72,8 +78,13 @@ def main(arguments: Sequence[str]) -> None:
     if "-h" in rest:
         return show_common_options(recipe, starting_point(recipe, rest))
     parsed = configured(recipe, rest, f"adasim pretrain {recipe}")
+    if not is_launched():
+        check_paths(parsed.config)
+        if not began_here(parsed.out, restarted()):
+            with suppress(OSError):  # which is told when the folder is made
+                check_out(parsed.out, parsed.overwrite)
 
-    # torch is slow to import, and a list of recipes must not wait for it.
+    # torch is slow to import: whatever can be refused without it is refused before.
     from adasim.api import pretrain as run
 
     run(parsed.config, parsed.out, overwrite=parsed.overwrite)
@@ -85,6 +96,18 @@ def configured(recipe: str, options: Sequence[str], program: str) -> Any:
     default = starting_point(recipe, options)
     about = f"{RECIPES[recipe].__doc__}\n\nA run that was stopped goes on with: adasim pretrain --resume RUN"
     return parse(default, options, program, about)
+
+
+def is_launched() -> bool:
+    """Whether there may be other processes, which all refuse together, once they have met."""
+    return "RANK" in os.environ or "SLURM_PROCID" in os.environ
+
+
+def check_paths(config: Config) -> None:
+    """Refuse what is not there."""
+    check_images(config.data.source)
+    check_file(config.data.exclude, "--exclude")
+    check_model(config.model.init)
 
 
 def starting_point(recipe: str, options: Sequence[str]) -> Any:
@@ -154,20 +177,17 @@ def photos(arguments: Sequence[str]) -> None:
         raise UserError("Which images? Name their folder: adasim pretrain photos --data ~/photos")
     if asked.from_scratch and asked.config.model.init:
         raise UserError("--from-scratch and --model.init exclude each other. Leave one of them out.")
-    from adasim.api import pretrain as run
-    from adasim.data.sources.opening import is_path
-    from adasim.forecast import show, warning
-    from adasim.photos import find_weights, propose
-    from adasim.runs.folder import check_out
-    from adasim.runs.launch import began_here, restarted
-
-    if is_path(source) and not Path(source).exists():
-        raise UserError(f"No such folder: {source}. Check --data.")
+    check_paths(asked.config)
     if began_here(asked.out, restarted()):
         return resume(["--resume", str(asked.out), *([] if asked.curves else ["--no-curves"])])
     check_out(asked.out, overwrite=asked.overwrite)
     if not asked.yes and not sys.stdin.isatty():
         raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")
+
+    from adasim.api import pretrain as run
+    from adasim.forecast import show, warning
+    from adasim.photos import find_weights, propose
+
     init = asked.config.model.init
     if not init and not asked.from_scratch:
         init = find_weights(asked.config.device, announce)
@@ -229,15 +249,17 @@ def shortened(config: Config, epochs: str, say: Callable[[str], None] | None = N
 
 def resume(arguments: Sequence[str]) -> None:
     """`adasim pretrain --resume RUN`: the run's own configuration, with what may change overridden."""
-    from adasim.api import pretrain as run
-    from adasim.runs.folder import RunFolder
-
     if "--overwrite" in arguments:
         raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
     named = option_values(arguments, "--resume")[0]
     if not named or named.startswith("--"):
         raise UserError("--resume needs the folder of a run.")
     out = Path(named)
+    require_run(out)
+
+    from adasim.api import pretrain as run
+    from adasim.runs.folder import RunFolder
+
     found = RunFolder.open(out, lock=False)
     default = with_settings(ResumeArguments, found.config)(resume=out, config=found.config)
     parsed = parse(default, arguments, "adasim pretrain", None)
@@ -262,7 +284,7 @@ def with_method(config: Config, method: str) -> Config:
     """A recipe for another method: that one's own settings and augmentations, the rest as it was."""
     if method == config.method or method not in METHODS:
         return config  # an unknown one is refused when the option is read
-    views = replace(config.views, **METHODS[method].VIEWS)
+    views = replace(config.views, **METHODS.outline(method).VIEWS)
     return replace(config, method=method, settings=None, views=views)
 
 
@@ -283,10 +305,10 @@ def parse(default: Any, arguments: Sequence[str], program: str, about: str | Non
     own = [name for name in ("settings", "pair_settings") if hasattr(default, name)]
     for name in own:
         setattr(default, name, getattr(default.config, name))
-    parsed = tyro.cli(type(default), default=default, args=arguments, prog=program, description=about)
-    changed = {name: value for name in own if (value := getattr(parsed, name)) is not None}
-    parsed.config = replace(parsed.config, **changed)
-    return parsed
+    asked = read_arguments(type(default), arguments, program, default=default, description=about)
+    changed = {name: value for name in own if (value := getattr(asked, name)) is not None}
+    asked.config = replace(asked.config, **changed)
+    return asked
 
 
 SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or synthetic[:COUNT]"

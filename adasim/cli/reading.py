@@ -3,20 +3,73 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
+from adasim.errors import UserError
+
 _SHOWN = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", tuple[int, ...]: "INT [INT ...]"}
+_CALLED = {"gpu": "device", "gpus": "device", "cuda": "device", "output": "out", "batch": "batch-size"}
+"""What other programs call some options."""
 Asked = TypeVar("Asked")
 
 
 def read_options(kind: type[Asked], arguments: Sequence[str], command: str) -> Asked:
     """The options of `adasim COMMAND`; what is wrong with them, and --help, end the program."""
-    return tyro.cli(plainly_shown(kind), args=list(arguments), prog=f"adasim {command}")
+    return read_arguments(plainly_shown(kind), arguments, f"adasim {command}")
+
+
+def read_arguments(kind: type[Asked], arguments: Sequence[str], program: str, **more: Any) -> Asked:
+    """What tyro makes of the arguments; `more` goes to it. What nobody asked for is refused in a sentence."""
+    asked, unknown = tyro.cli(kind, args=list(arguments), prog=program, return_unknown_args=True, **more)
+    for word in unknown:
+        if word.startswith("-"):
+            option = word.partition("=")[0]
+            near = " or ".join(nearest_options(option, list(option_names(kind))))
+            guess = f" Did you mean {near}?" if near else ""
+            raise UserError(f"There is no option {option}.{guess} `{program} --help` lists all.")
+        raise UserError(f"Nothing is known to do with {word!r}. `{program} --help` says what it takes.")
+    return asked
+
+
+def nearest_options(option: str, known: Sequence[str]) -> list[str]:
+    """Those that somebody may have meant: of the same last word, of a similar one, or what it is called here.
+
+    >>> nearest_options("--lr", ["--optim.lr", "--out"]), nearest_options("--gpu", ["--device", "--out"])
+    (['--optim.lr'], ['--device'])
+    """
+    word = option.lstrip("-").replace("_", "-")
+    word = _CALLED.get(word, word)
+    by_last_word: dict[str, list[str]] = {}
+    for name in known:
+        by_last_word.setdefault(name.lstrip("-").rpartition(".")[2], []).append(name)
+    found = difflib.get_close_matches(f"--{word}", known, n=1, cutoff=0.7)
+    if not found:
+        near = difflib.get_close_matches(word.rpartition(".")[2], by_last_word, n=1, cutoff=0.7)
+        found = by_last_word[near[0]] if near else []
+    return found[:3]
+
+
+def option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
+    """`--data`, `--optim.lr`, ...: the options of a dataclass and of those within it."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        notes = getattr(hints[field.name], "__metadata__", ())
+        if tyro.conf.Suppress in notes or tyro.conf.Positional in notes:
+            continue
+        bare = get_args(hints[field.name])[0] if notes else hints[field.name]
+        names = [note.name for note in notes if getattr(note, "name", None) is not None]
+        name = (names[-1] if names else field.name).replace("_", "-")
+        if dataclasses.is_dataclass(bare):
+            yield from option_names(bare, f"{prefix}{name}." if name else prefix)
+        else:
+            yield f"{prefix}{name}"
+            yield from (alias for note in notes for alias in getattr(note, "aliases", None) or ())
 
 
 def plainly_shown(kind: type[Asked]) -> type[Asked]:

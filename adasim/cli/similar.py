@@ -14,8 +14,11 @@ from rich.text import Text
 from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
-from adasim.cli.using import Flag, Model, Reading
+from adasim.cli.using import Model, Reading
 from adasim.errors import UserError
+from adasim.options import Flag
+from adasim.paths import check_images, check_model
+from adasim.use.outputs import check_output
 
 
 @dataclass(kw_only=True)
@@ -46,10 +49,6 @@ def main(arguments: Sequence[str]) -> None:
     """`adasim similar ...`"""
     asked = read_options(SimilarArguments, load_plugins(arguments), "similar")
     console = terminal.console()
-
-    from adasim.use.outputs import check_output
-    from adasim.use.similar import similar
-
     if asked.image.is_dir():
         raise UserError(f"{asked.image} is a folder. Name one image to compare with, and folders with --in.")
     if not asked.image.is_file():
@@ -58,6 +57,11 @@ def main(arguments: Sequence[str]) -> None:
         if asked.out.suffix != ".png":
             raise UserError(f"--out {asked.out} must end in .png.")
         check_output(asked.out, asked.overwrite)
+    check_model(asked.model)
+    check_images(asked.among, "--in")
+
+    from adasim.use.similar import similar
+
     found = similar(
         asked.model,
         asked.image,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -12,16 +11,14 @@ from typing import Any
 
 from adasim.curves.drawing import DPI, draw
 from adasim.curves.grouping import Grouped, group
+from adasim.curves.outputs import MARK, outputs
 from adasim.curves.panels import PANELS, Panel, panel_of_metric
 from adasim.curves.reading import RunCurves
 from adasim.errors import UserError
 from adasim.files import atomic_write
 from adasim.run import Run, load_run
-from adasim.use.outputs import check_folder
 
-NAME, FORMATS = "curves", ("png", "svg", "pdf")
 MOST_LINES = 24  # with more, the legend leaves no room for the curves
-_MARK = "adasim plot"
 
 
 def plot(
@@ -48,7 +45,7 @@ def plot(
     >>> adasim.plot(["runs/a", "runs/b"], "knn.svg", curves=["knn"])      # doctest: +SKIP
     """
     opened = open_runs([runs] if isinstance(runs, str | Path | Run) else runs)
-    files = outputs(opened, None if out is None else Path(out))
+    files = outputs([run.path for run in opened], None if out is None else Path(out))
     read = with_epochs(opened, say)
     panels = chosen_panels(curves, read)
     grouped = group(read)
@@ -112,41 +109,18 @@ def chosen_panels(names: Sequence[str], runs: Sequence[RunCurves]) -> list[Panel
     return panels
 
 
-def outputs(runs: Sequence[Run], out: Path | None) -> list[Path]:
-    """The files to write. Refuses, before any work, what cannot be written or would replace something else."""
-    if out is None:
-        out = runs[0].path if len(runs) == 1 else Path()
-    files = [out]
-    if out.is_dir():
-        files = [out / f"{NAME}.{kind}" for kind in ("png", "svg")]
-    elif out.suffix.lower()[1:] not in FORMATS:
-        raise UserError(f"--out {out} must end in .png, .svg or .pdf, or be a folder that is there.")
-    for file in files:
-        check_folder(file)
-        if os.path.lexists(file) and not _is_ours(file):
-            raise UserError(f"{file} is no figure of adasim plot, and is not replaced. Choose another --out.")
-    return files
-
-
-def _is_ours(file: Path) -> bool:
-    try:
-        return file.is_file() and _MARK.encode() in file.read_bytes()
-    except OSError:
-        return False
-
-
 def write(figure: Any, file: Path) -> None:
     """One file, whole or not at all; the same bytes for the same curves."""
     from matplotlib import rc_context
 
     kind = file.suffix.lower()[1:]
     marks: dict[str, dict[str, Any]] = {
-        "png": {"Software": _MARK},
-        "svg": {"Creator": _MARK, "Date": None},
-        "pdf": {"Creator": _MARK, "CreationDate": None},
+        "png": {"Software": MARK},
+        "svg": {"Creator": MARK, "Date": None},
+        "pdf": {"Creator": MARK, "CreationDate": None},
     }
     buffer = io.BytesIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": _MARK}), warnings.catch_warnings():
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": MARK}), warnings.catch_warnings():
         # A folder's name may be in another script.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format=kind, dpi=DPI, metadata=marks[kind])

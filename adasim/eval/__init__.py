@@ -9,7 +9,6 @@ from adasim.eval.evaluations import Evaluation
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import FeatureCache, extract
 from adasim.eval.online import online_knn
-from adasim.eval.options import Sources
 from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.protocols.knn import KnnAccuracy, knn_accuracy
 from adasim.eval.protocols.linear import LinearResult, linear_probe, linear_probe_stream
@@ -23,6 +22,7 @@ from adasim.eval.protocols.segmentation import (
 from adasim.eval.report import Report
 from adasim.eval.results import Result
 from adasim.models.transforms import EvalTransform
+from adasim.options import Sources
 
 __all__ = [
     "EvalTransform",

@@ -16,12 +16,12 @@ from adasim.data.sources.found import few
 from adasim.errors import UserError
 from adasim.eval.encoders import Encoder, open_encoder
 from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Features, weights_hash
-from adasim.eval.options import Options, Sources
 from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
 from adasim.fields import at_least
 from adasim.models import Backbone
 from adasim.models.transforms import SMALL, EvalTransform
+from adasim.options import Options, Sources
 from adasim.ranks.devices import pick_device
 
 Say = Callable[[str], None]

@@ -8,12 +8,9 @@
     collection.py   training and test images under one numbering
     findings.py     all hunts together, as tables
     opening.py      from what a person names to all of the above
+    outputs.py      where these may be written
     writing.py      the page, CSV files, Embedding Atlas
     page/           the page's own HTML, CSS and JavaScript
 
 The hunts are functions of tensors; docs/explore.md says what each computes and what it misses.
 """
-
-from adasim.explore.exploring import explore
-
-__all__ = ["explore"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,62 +12,24 @@ from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, describe
-from adasim.data.sources.opening import is_path
 from adasim.errors import UserError
 from adasim.eval.encoders import open_encoder
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import encode, frozen, progress_bar
-from adasim.eval.options import Flag
 from adasim.explore.collection import Collection, collect, open_collection, open_test
 from adasim.explore.given import given_features
 from adasim.explore.support import WIDTH, Support, support_of_features, support_of_memory, with_more
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 from adasim.neighbors import NeighborMemory
+from adasim.options import TAU, ExploreOptions, refuse_unused
+from adasim.paths import is_path
 from adasim.ranks.devices import pick_device
 from adasim.run import Run, load_run
 
 Say = Callable[[str], None]
 """Takes a sentence for a person."""
-TAU = 0.2
-"""Temperature of p_win where nobody says another: the paper's."""
 _BATCH = 256
-
-
-@dataclass(kw_only=True)
-class Options:
-    """How images are looked at."""
-
-    passes: int = 10
-    """w: augmented passes over the images, where an encoder and no run says who resembles whom."""
-    k: int = 10
-    """K: neighbours of each image in a pass."""
-    tau: float | None = None
-    """Temperature of p_win; a run's own by default, else 0.2."""
-    size: int | None = None
-    """Side in pixels of what the encoder sees; its own by default."""
-    random_weights: Flag = False
-    """Use an untrained model of that name."""
-    device: str = "auto"
-    """Where the encoder runs: auto, cpu, cuda, ..."""
-    workers: int = 2
-    """Processes that read images from files."""
-    no_cache: Flag = False
-    """Make features anew and keep none."""
-    seed: int = 0
-    """Random seed of the augmented passes."""
-
-    def __post_init__(self) -> None:
-        for name in ("passes", "k"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name}={getattr(self, name)} must be at least 1.")
-        if self.tau is not None and not self.tau > 0:
-            raise UserError(f"--tau={self.tau} must be above 0. The paper uses 0.2.")
-
-    @property
-    def frozen_tau(self) -> float:
-        """Temperature where no run has one of its own."""
-        return self.tau or TAU
 
 
 @dataclass
@@ -87,7 +49,12 @@ class Opened:
 
 
 def open_run(
-    path: str | Path, options: Options, say: Say, *, data: str | None = None, images: ImageSet | None = None
+    path: str | Path,
+    options: ExploreOptions,
+    say: Say,
+    *,
+    data: str | None = None,
+    images: ImageSet | None = None,
 ) -> Opened:
     """A run: supports from its neighbour memory, features from its encoder. Its test images come along.
 
@@ -123,16 +90,6 @@ def open_run(
     return Opened(collection, support, features, origin, remembered=len(train))
 
 
-def refuse_unused(options: Options, names: Sequence[str], run: str | Path) -> None:
-    """Refuse options that a run with neighbours of its own has no use for."""
-    for name in names:
-        if getattr(options, name) != getattr(Options, name):
-            raise UserError(
-                f"--{name.replace('_', '-')} is for --backbone and --features: a run has its neighbours from its "
-                f"training. Leave it out, or ask the encoder: --backbone {run} --data ..."
-            )
-
-
 def origin_in_words(memory: NeighborMemory, tau: float, name: str) -> str:
     """Where the p_win of a run comes from; `name` is the run's."""
     count = min(memory.window, memory.epochs)
@@ -140,7 +97,7 @@ def origin_in_words(memory: NeighborMemory, tau: float, name: str) -> str:
     return f"{epochs} of the run {name} (K = {memory.k}, tau = {tau:g})"
 
 
-def open_backbone(model: str, data: str, options: Options, say: Say) -> Opened:
+def open_backbone(model: str, data: str, options: ExploreOptions, say: Say) -> Opened:
     """Any frozen encoder: p_win from w augmented passes over the images."""
     extractor = _extractor(model, options, say)
     collection = _open_data(data, extractor.encoder.transform.size, say)
@@ -151,7 +108,7 @@ def open_backbone(model: str, data: str, options: Options, say: Say) -> Opened:
     return Opened(collection, support, features, origin)
 
 
-def open_features(file: Path, data: str, options: Options, say: Say) -> Opened:
+def open_features(file: Path, data: str, options: ExploreOptions, say: Say) -> Opened:
     """Features that somebody else made: one comparison of every image with every other."""
     collection = _open_data(data, options.size or 32, say)
     features = given_features(file, collection, data, say)
@@ -214,7 +171,7 @@ def augmented_support(
     return support_of_memory(memory, tau, width=max(WIDTH, k + 1))
 
 
-def _passes(extractor: Extractor, collection: Collection, options: Options) -> Support:
+def _passes(extractor: Extractor, collection: Collection, options: ExploreOptions) -> Support:
     return augmented_support(
         extractor.encoder.backbone,
         collection.sets,
@@ -228,7 +185,7 @@ def _passes(extractor: Extractor, collection: Collection, options: Options) -> S
     )
 
 
-def _extractor(model: str, options: Options, say: Say) -> Extractor:
+def _extractor(model: str, options: ExploreOptions, say: Say) -> Extractor:
     encoder = open_encoder(model, random_weights=options.random_weights, size=options.size)
     if encoder.note:
         say(encoder.note)

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.errors import UserError
 from adasim.explore.collection import Collection
 from adasim.explore.findings import Findings, Table
 from adasim.explore.labels import LabelMass
 from adasim.explore.looks import COLUMNS, Looks
+from adasim.explore.outputs import SHEET, sheets_folder
 from adasim.explore.support import Support
-from adasim.files import TEMPORARY, atomic_write, remove_leftovers
+from adasim.files import atomic_write, remove_leftovers
 from adasim.spreadsheet import to_csv
 from adasim.terminal import printable
 
@@ -42,8 +42,6 @@ _SCRIPTS = (
     "neighbours.js",
     "main.js",
 )
-_MARK = b'<meta name="generator" content="adasim explore">'
-_SHEET = re.compile(r"sheet-[0-9]{5}\.webp")
 _BINS = 20
 
 
@@ -68,37 +66,6 @@ class Exploration:
 # ---- the page ----
 
 
-def sheets_folder(page: Path) -> Path:
-    """Where thumbnails go that the page has no room for."""
-    return page.with_name(f"{page.stem}-sheets")
-
-
-def check_page(page: Path, overwrite: bool) -> None:
-    """Refuse a page that cannot be written, or that would replace something else."""
-    if page.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--out {page} is no name for a page: let it end in .html.")
-    if not page.parent.is_dir():
-        raise UserError(f"There is no folder {page.parent} for the page. Make it, or choose another --out.")
-    folder = sheets_folder(page)
-    for path in (page, folder):
-        if path.exists() and not overwrite:
-            raise UserError(f"{path} is there already. Replace it with --overwrite, or choose another --out.")
-    if page.exists() and not (page.is_file() and _MARK in _beginning(page)):
-        raise UserError(f"{page} is no page of adasim explore, and is not replaced. Choose another --out.")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(
-            f"{folder} is a file, and pictures of the page may belong there. Choose another --out."
-        )
-    if folder.exists():
-        strange = [
-            path.name
-            for path in folder.iterdir()
-            if not _SHEET.fullmatch(path.name) and not path.name.endswith(TEMPORARY)
-        ]
-        if strange:
-            raise UserError(f"{folder} also holds {strange[0]}, and is not replaced. Choose another --out.")
-
-
 def write_page(page: Path, found: Exploration, *, inline_bytes: int = INLINE_BYTES) -> list[Path]:
     """Write the page, with its thumbnails beside it if it were larger than `inline_bytes`; returns what there is."""
     folder = sheets_folder(page)
@@ -114,7 +81,7 @@ def write_page(page: Path, found: Exploration, *, inline_bytes: int = INLINE_BYT
     remove_leftovers(folder)
     needed = {_sheet_name(number) for number in range(len(sheets) if beside else 0)}
     for path in folder.iterdir() if folder.is_dir() else ():
-        if _SHEET.fullmatch(path.name) and path.name not in needed:
+        if SHEET.fullmatch(path.name) and path.name not in needed:
             path.unlink()
     if not beside and folder.is_dir():
         folder.rmdir()
@@ -204,17 +171,6 @@ def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[
 # ---- other files ----
 
 
-def check_csv(folder: Path, tables: tuple[str, ...], overwrite: bool) -> None:
-    """Refuse a folder that holds such lists already."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--csv {folder} is a file. Name a folder.")
-    there = [name for name in tables if (folder / f"{name}.csv").exists()]
-    if there and not overwrite:
-        raise UserError(
-            f"{folder / there[0]}.csv is there already. Replace it with --overwrite, or choose another folder."
-        )
-
-
 def write_csv(folder: Path, tables: dict[str, Table], known: tuple[str, ...]) -> list[Path]:
     """One file per list; of the `known` lists that there are none of now, earlier files are removed."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,16 +182,6 @@ def write_csv(folder: Path, tables: dict[str, Table], known: tuple[str, ...]) ->
         atomic_write(path, to_csv(table.columns, table.rows).encode())
         written.append(path)
     return written
-
-
-def check_atlas(path: Path, overwrite: bool) -> None:
-    """Refuse a file that is there, or whose name Embedding Atlas would not understand."""
-    if path.suffix != ".jsonl":
-        raise UserError(f"--export-atlas {path} must end in .jsonl.")
-    if not path.parent.is_dir():
-        raise UserError(f"There is no folder {path.parent}. Make it, or choose another --export-atlas.")
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} is there already. Replace it with --overwrite, or choose another name.")
 
 
 def write_atlas(path: Path, found: Exploration, features: Tensor) -> None:
@@ -278,11 +224,6 @@ def _components(features: Tensor) -> Tensor:
 
 def _sheet_name(number: int) -> str:
     return f"sheet-{number:05d}.webp"
-
-
-def _beginning(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(512)
 
 
 def _base(images: Any, page: Path) -> str | None:

@@ -5,3 +5,8 @@ picking.py   which images: random ones, those whose gate is shut, those matched 
 figure.py    the picture, PNG or PDF
 tables.py    ids, files, classes and probabilities as CSV and LaTeX
 """
+
+KINDS = ("random", "intriguing", "other-class")
+"""What --pick knows by name; anything else is a list of images."""
+FORMATS = ("png", "pdf")
+"""Of the picture."""

@@ -20,7 +20,6 @@ from adasim.gallery.picking import Picked
 from adasim.gallery.tables import Row
 from adasim.use.sheet import EMPTY, fitted
 
-FORMATS = ("png", "pdf")
 _INK, _QUIET, _TRACK, _PAPER = "#1d1d1f", "#66666b", "#e6e6ea", "#ffffff"
 # Okabe and Ito's blue and a darker vermillion: told apart by all kinds of colour vision, and readable as text.
 _SAME, _OTHER = "#0072b2", "#b34700"

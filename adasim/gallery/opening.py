@@ -14,8 +14,9 @@ from adasim.data import ImageSet
 from adasim.data.sources.handed import was_handed_over
 from adasim.errors import UserError
 from adasim.explore.collection import Collection, collect
-from adasim.explore.opening import TAU, Opened, Say, origin_in_words, own_images, require_as_many
+from adasim.explore.opening import Opened, Say, origin_in_words, own_images, require_as_many
 from adasim.neighbors import NeighborMemory
+from adasim.options import TAU
 from adasim.run import Run, load_run
 
 _CHUNK = 8192

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from adasim.errors import UserError
 from adasim.explore.collection import Collection
+from adasim.gallery import KINDS
 from adasim.gallery.opening import Supports
 from adasim.seeding import permutation
-
-KINDS = ("random", "intriguing", "other-class")
-"""What --pick knows by name; anything else is a list of images."""
 
 
 @dataclass(frozen=True)

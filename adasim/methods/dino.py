@@ -2,61 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adasim.config import Config, ModelConfig, OptimConfig
-from adasim.errors import UserError
-from adasim.fields import at_least, between, check_fields
 from adasim.methods.base import EncodedView, Method, Step, decay_groups
 from adasim.models import Backbone, DinoHead, build_backbone
 from adasim.models.backbones import check_patches
 from adasim.ranks.exchange import mean_over_ranks
 from adasim.registry import METHODS
 from adasim.schedules import cosine
+from adasim.settings import DINO_VIEWS, DinoSettings
 from adasim.spread import feature_spread
-
-
-@dataclass(kw_only=True)
-class DinoSettings:
-    """DINO's head, temperatures and teacher."""
-
-    out_dim: int = 65536
-    """Prototypes: width of the head's output."""
-    hidden_dim: int = 2048
-    """Width of the head's two hidden layers."""
-    bottleneck_dim: int = 256
-    """Width of the normalised layer before the prototypes."""
-    norm_last_layer: bool = False
-    """Freeze the gains of the weight-normed last layer at 1."""
-    freeze_last_layer_epochs: int = 1
-    """Epochs in which the last layer does not learn."""
-    student_temp: float = 0.1
-    """Temperature of the student's softmax."""
-    teacher_temp_start: float = 0.04
-    """Teacher temperature at the first epoch."""
-    teacher_temp: float = 0.07
-    """Teacher temperature after its warm-up."""
-    teacher_temp_warmup_epochs: int = 30
-    """Epochs over which the teacher temperature rises linearly."""
-    teacher_momentum: float = 0.996
-    """Start of the teacher's moving-average momentum; a cosine takes it to 1."""
-    center_momentum: float = 0.9
-    """Momentum of the running centre of the teacher's logits."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "dino.")
-        for name in ("out_dim", "hidden_dim", "bottleneck_dim"):
-            at_least(f"dino.{name}", getattr(self, name), 2)
-        for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"dino.{name}={getattr(self, name)} must be above 0.")
-        between("dino.teacher_momentum", self.teacher_momentum, 0, 1)
-        between("dino.center_momentum", self.center_momentum, 0, 1)
 
 
 class Network(nn.Module):
@@ -83,12 +43,7 @@ class Dino(Method):
     """
 
     Settings = DinoSettings
-    VIEWS: ClassVar = {  # Caron et al., 2021: two different views
-        "interpolation": "bicubic",
-        "jitter": (0.4, 0.4, 0.2, 0.1),
-        "blur_p": (1.0, 0.1, 0.5),
-        "solarize_p": (0.0, 0.2),
-    }
+    VIEWS = DINO_VIEWS
     takes_local_views = True
     follows_total = ("teacher's momentum",)
     center: Tensor

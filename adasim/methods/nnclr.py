@@ -6,7 +6,6 @@ Unlike self-distillation it pushes other images away, so that wrong positives ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,33 +14,11 @@ from torch import Tensor
 
 from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.errors import UserError
-from adasim.fields import at_least, check_fields
 from adasim.methods.base import EncodedView, Step, decay_groups
 from adasim.methods.siamese import Siamese
 from adasim.ranks.exchange import Exchange, gather_with_gradient
 from adasim.registry import METHODS
-
-
-@dataclass(kw_only=True)
-class NnclrSettings:
-    """NNCLR's heads, temperature and queue."""
-
-    proj_dim: int = 256
-    """Width of the projector (all three layers) and of the embeddings."""
-    pred_dim: int = 512
-    """Width of the predictor's hidden layer."""
-    temperature: float = 0.1
-    """Temperature of the softmax over the batch."""
-    queue_size: int = 16_384
-    """Embeddings of the last images, among which positives are found; 0: the other view is the positive."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "nnclr.")
-        at_least("nnclr.proj_dim", self.proj_dim, 2)
-        at_least("nnclr.pred_dim", self.pred_dim, 2)
-        at_least("nnclr.queue_size", self.queue_size, 0)
-        if not self.temperature > 0:
-            raise UserError(f"nnclr.temperature={self.temperature} must be above 0.")
+from adasim.settings import NnclrSettings
 
 
 @METHODS.register("nnclr")

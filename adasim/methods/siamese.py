@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from adasim.config import ModelConfig
 from adasim.methods.base import EncodedView, Method, Step
 from adasim.models import Backbone, Predictor, Projector, build_backbone
+from adasim.settings import SIAMESE_VIEWS
 from adasim.spread import feature_spread
 
 
@@ -18,12 +19,7 @@ class Siamese(Method):
     A subclass adds its loss. Its settings have `proj_dim` and `pred_dim`.
     """
 
-    VIEWS: ClassVar = {  # Chen and He, 2021: both views alike
-        "interpolation": "bilinear",
-        "jitter": (0.4, 0.4, 0.4, 0.1),
-        "blur_p": (0.5, 0.5, 0.5),
-        "solarize_p": (0.0, 0.0),
-    }
+    VIEWS = SIAMESE_VIEWS
     linear_protocol = "simsiam"
 
     def __init__(self, model: ModelConfig, config: Any, image_size: int, channels: int = 3) -> None:

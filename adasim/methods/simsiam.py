@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -10,27 +9,10 @@ from torch import Tensor
 
 from adasim.config import Config, OptimConfig
 from adasim.errors import UserError
-from adasim.fields import at_least, check_fields
 from adasim.methods.base import EncodedView, Step, decay_groups
 from adasim.methods.siamese import Siamese
 from adasim.registry import METHODS
-
-
-@dataclass(kw_only=True)
-class SimSiamSettings:
-    """SimSiam's projector and predictor."""
-
-    proj_dim: int = 2048
-    """Width of the projector (all three layers)."""
-    pred_dim: int = 512
-    """Width of the predictor's hidden layer."""
-    fix_pred_lr: bool = True
-    """Keep the predictor's learning rate constant while the encoder's decays."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "simsiam.")
-        at_least("simsiam.proj_dim", self.proj_dim, 2)
-        at_least("simsiam.pred_dim", self.pred_dim, 2)
+from adasim.settings import SimSiamSettings
 
 
 @METHODS.register("simsiam")

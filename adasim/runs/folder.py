@@ -26,19 +26,17 @@ from typing import Any
 
 from adasim.config import Config
 from adasim.data.sources.listing import Listing
-from adasim.data.sources.opening import is_path
 from adasim.data.sources.record import read_listing
 from adasim.errors import UserError
-from adasim.files import TEMPORARY, atomic_write, remove, remove_leftovers
+from adasim.files import atomic_write, remove, remove_leftovers
+from adasim.paths import is_path
+from adasim.runs.checks import FOLDERS, UNFINISHED, check_out, require_run
 from adasim.runs.launch import launch
 from adasim.runs.lock import LOCK, FolderLock
-from adasim.runs.overwrite import LISTING, check_replaceable, delete_run
+from adasim.runs.overwrite import LISTING, delete_run
 from adasim.runs.settings import PACKAGES, versions
 
-_FOLDERS = ("checkpoints", "history", "tensorboard")
 _READ = ("config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv", LISTING)
-# What a kill inside `create` may leave.
-_UNFINISHED = {*_FOLDERS, LOCK, "versions.json", "data.json", LISTING, "run.json"}
 
 
 class RunFolder:
@@ -114,7 +112,7 @@ class RunFolder:
                 raise
             try:
                 remove_leftovers(out)
-                for name in _FOLDERS:
+                for name in FOLDERS:
                     (out / name).mkdir(exist_ok=True)
                 device = facts.get("device", config.device)
                 identity = {"id": secrets.token_hex(8), "saved": False, "launch": launch()}
@@ -125,7 +123,7 @@ class RunFolder:
                 _write_json(out / "run.json", identity)
                 _write_json(out / "config.json", config.to_dict())
             except BaseException:
-                for name in ("config.json", *_UNFINISHED):
+                for name in ("config.json", *UNFINISHED):
                     remove(out / name)
                 if made:
                     with suppress(OSError):
@@ -140,11 +138,7 @@ class RunFolder:
     def open(cls, out: Path, lock: bool = True) -> RunFolder:
         """Open an existing run: locked and cleaned of temporary files to train on, or as it is to look at."""
         out = Path(out)
-        if not (out / "config.json").is_file():
-            reason = "there is no config.json in it" if out.is_dir() else "there is no such folder"
-            raise UserError(
-                f"{out} is not the folder of a run: {reason}. Name the --out of an earlier pretraining."
-            )
+        require_run(out)
         for name in _READ:
             if (out / name).exists() and not (out / name).is_file():  # a pipe would be waited for without end
                 raise UserError(
@@ -310,31 +304,6 @@ def check_source(run: Path, source: str) -> None:
         f"{run} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "
         f"Go to that folder, or {elsewhere}."
     )
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def check_out(out: Path, overwrite: bool) -> None:
-    """Only an absent or empty folder, or what a killed `create` left, may become a run."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UserError(f"--out {out} is a file. Choose a folder that does not exist yet.")
-    names = {name for name in os.listdir(out) if not name.endswith(TEMPORARY)}
-    if "config.json" in names and "versions.json" in names:
-        if overwrite:
-            return check_replaceable(out)
-        raise UserError(
-            f"{out} already holds another run. Continue it with --resume {out}, replace it with --overwrite, "
-            f"or choose another --out."
-        )
-    if not names <= _UNFINISHED:
-        raise UserError(
-            f"--out {out} is not empty and not a run (it holds {_few(sorted(names - _UNFINISHED))}). "
-            f"Choose a folder that does not exist yet."
-        )
 
 
 def _unwritable(out: Path, error: OSError) -> UserError:

@@ -14,12 +14,10 @@ from adasim.data import ImageSet, ImagesLike, as_images
 from adasim.data.sources.excluded import file_name
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
-from adasim.eval.options import Options
 from adasim.files import atomic_write
 from adasim.models import Backbone
-from adasim.use.outputs import check_output, missing
-
-ENDINGS = (".npz", ".parquet", ".npy")
+from adasim.options import Options
+from adasim.use.outputs import check_features_file, listing_beside
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def embed(
     >>> found = embed("runs/photos", "photos/", "features.npz")          # doctest: +SKIP
     >>> found.features.shape, found.files[0]                              # doctest: +SKIP
     """
-    target = None if out is None else _checked(Path(out), overwrite)
+    target = None if out is None else check_features_file(Path(out), overwrite)
     verdicts = None if exclude is None else Path(exclude)
     options = Options(size=size, device=device, workers=workers, exclude=verdicts, no_cache=not cache)
     extractor = open_extractor(model, options, say=say)
@@ -97,23 +95,6 @@ def source(data: ImagesLike | Path) -> str | ImageSet:
     return str(data) if isinstance(data, str | Path) else as_images(data)
 
 
-def _checked(out: Path, overwrite: bool) -> Path:
-    """Refuse at once what would only be found out after hours."""
-    if out.suffix not in ENDINGS:
-        raise UserError(f"--out {out} must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}.")
-    check_output(out, overwrite)
-    if out.suffix == ".npy":
-        check_output(_listing(out), overwrite)
-    if out.suffix == ".parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError:
-            raise missing(
-                "pyarrow", f"--out {out}", "parquet", "Or choose an --out that ends in .npz."
-            ) from None
-    return out
-
-
 def _about(extractor: Extractor, images: ImageSet) -> dict[str, str]:
     """What the features are of, and by what."""
     encoder = extractor.encoder
@@ -129,7 +110,7 @@ def _write(out: Path, found: Embedding, about: dict[str, str]) -> None:
     writers: dict[str, Any] = {".npz": _write_npz, ".parquet": _write_parquet, ".npy": _write_npy}
     try:
         if out.suffix == ".npy":  # the list first: once the features are there, everything is
-            atomic_write(_listing(out), lambda file: _write_listing(file, found))
+            atomic_write(listing_beside(out), lambda file: _write_listing(file, found))
         atomic_write(out, lambda file: writers[out.suffix](file, found, about))
     except OSError as error:
         raise UserError(
@@ -162,11 +143,6 @@ def _write_parquet(file: BinaryIO, found: Embedding, about: dict[str, str]) -> N
         columns["label"] = [_utf8(name) for name in _class_names(found)]
     table = pyarrow.table(columns | {"features": values}).replace_schema_metadata(about)
     pyarrow.parquet.write_table(table, file)
-
-
-def _listing(out: Path) -> Path:
-    """The file beside a .npy that says which row is which image."""
-    return out.with_suffix(".csv")
 
 
 def _write_listing(file: BinaryIO, found: Embedding) -> None:

@@ -12,7 +12,8 @@ from adasim.files import remove, sync, temporary_name
 from adasim.models import PIXELS, Backbone
 from adasim.registry import nearest
 from adasim.use.card import model_card
-from adasim.use.formats import FILES, FORMATS, Subject, write
+from adasim.use.formats import FORMATS, Subject, write
+from adasim.use.outputs import check_export_folder
 
 
 def export(
@@ -41,7 +42,7 @@ def export(
     if encoder.backbone.spec["name"] == PIXELS:
         raise UserError("pixels are no encoder: there are no weights to export. Name a run, or a model.")
     folder = Path(out) if out is not None else default_folder(encoder, model, to)
-    _check_folder(folder, overwrite)
+    check_export_folder(folder, overwrite)
     if encoder.note:
         say(encoder.note)
     subject = Subject.of(encoder.backbone, encoder.transform)
@@ -72,24 +73,6 @@ def default_folder(encoder: Encoder, model: object, to: str) -> Path:
         return run.with_name(f"{run.name}-{to}")
     beside = Path(model).parent if isinstance(model, str | Path) and Path(model).exists() else Path()
     return beside / f"{encoder.name}-{to}"
-
-
-def _check_folder(folder: Path, overwrite: bool) -> None:
-    """Only an absent or empty folder, or with `overwrite` an earlier export and nothing else, may be taken."""
-    if not os.path.lexists(folder):
-        return
-    if not folder.is_dir() or folder.is_symlink():
-        raise UserError(f"--out {folder} is not a folder. Choose one that does not exist yet.")
-    names = {path.name for path in folder.iterdir()}
-    if not names:
-        return
-    ours = "README.md" in names and "`adasim export`" in (folder / "README.md").read_text(errors="replace")
-    strange = sorted(names - FILES - {"__pycache__"})
-    if not ours or strange:
-        held = f" (it holds {strange[0]})" if strange else ""
-        raise UserError(f"{folder} is there already and is not an export alone{held}. Choose another --out.")
-    if not overwrite:
-        raise UserError(f"{folder} is there already. Replace it with --overwrite, or choose another --out.")
 
 
 def _put_in_place(new: Path, folder: Path) -> None:

@@ -25,10 +25,18 @@ from torch import Tensor, nn
 from adasim.errors import UserError
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
-from adasim.use.outputs import missing
-from adasim.use.travelling import HF_FILE, TIMM_FILE, TRANSFORM_FILE, hf_file, timm_file, transform_file
+from adasim.use.outputs import (
+    CONFIG_FILE,
+    HF_FILE,
+    ONNX_FILE,
+    PT2_FILE,
+    TIMM_FILE,
+    TRANSFORM_FILE,
+    WEIGHTS_FILE,
+    missing,
+)
+from adasim.use.travelling import hf_file, timm_file, transform_file
 
-WEIGHTS_FILE, CONFIG_FILE, ONNX_FILE, PT2_FILE = "model.safetensors", "config.json", "model.onnx", "model.pt2"
 _UNTRIED = "Not tried out: transformers is not installed (pip install 'adasim[export]')."
 TOLERANCE = 1e-4
 """By how much a feature of an exported encoder may differ, for features of the size 1 and above in proportion."""
@@ -192,12 +200,6 @@ FORMATS: dict[str, Callable[[Subject, Path], str]] = {
     "pt2": to_pt2,
 }
 """Each writes its files into a folder and returns a sentence for the person, or an empty one."""
-
-FILES = {
-    *(WEIGHTS_FILE, CONFIG_FILE, ONNX_FILE, PT2_FILE, TRANSFORM_FILE, TIMM_FILE, HF_FILE),
-    *("preprocessor_config.json", "README.md"),
-}
-"""All that an export may consist of."""
 
 
 def write(subject: Subject, to: str, folder: Path) -> str:

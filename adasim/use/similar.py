@@ -18,9 +18,9 @@ from adasim.data.sources.excluded import file_name
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen
-from adasim.eval.options import Options
 from adasim.models import Backbone
 from adasim.neighbors import search
+from adasim.options import Options
 from adasim.rgb import to_tensor
 from adasim.use.embed import source
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from adasim.models.transforms import EvalTransform
 
-TRANSFORM_FILE, TIMM_FILE, HF_FILE = "transform.py", "adasim_model.py", "modeling_adasim.py"
-
 _TRANSFORM = '''\
 """What this encoder expects to be done to an image; needs PIL and torchvision alone.
 

@@ -21,8 +21,9 @@ from PIL import Image, ImageDraw
 from adasim.explore.collection import Collection
 from adasim.explore.duplicates import thumbnail_difference
 from adasim.explore.exploring import explore
-from adasim.explore.opening import Options, open_backbone
+from adasim.explore.opening import open_backbone
 from adasim.explore.writing import Exploration
+from adasim.options import ExploreOptions
 
 from .cell import RESULTS, append, stamp
 
@@ -47,7 +48,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the list is written")
     args = parser.parse_args()
     # One pass: supports play no part among duplicates.
-    found = explore(open_backbone(args.model, args.data, Options(passes=1, workers=0, no_cache=True), print))
+    found = explore(
+        open_backbone(args.model, args.data, ExploreOptions(passes=1, workers=0, no_cache=True), print)
+    )
     pairs = across_splits(found)
     line: dict[str, Any] = {"encoder": Path(args.model).name, "images": len(found.collection)}
     for kind in ("exact", "near", "same scene"):

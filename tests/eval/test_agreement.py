@@ -14,9 +14,9 @@ from adasim.config import ModelConfig
 from adasim.data import synthetic
 from adasim.eval import linear_probe
 from adasim.eval.features import extract
-from adasim.eval.protocols.linear import SWEEP
 from adasim.models import build_backbone
 from adasim.models.transforms import EvalTransform
+from adasim.options import SWEEP
 
 pytestmark = pytest.mark.slow
 

@@ -23,9 +23,10 @@ from adasim.data import ArrayImages
 from adasim.errors import UserError
 from adasim.eval.encoders import open_encoder
 from adasim.explore.collection import collect
-from adasim.explore.opening import Options, open_features
+from adasim.explore.opening import open_features
 from adasim.explore.writing import as_json, write_page
 from adasim.files import TEMPORARY
+from adasim.options import ExploreOptions
 from adasim.spreadsheet import original, read_csv, safe, to_csv
 
 
@@ -169,7 +170,7 @@ def test_names_may_be_bytes(photos: Path) -> None:
     values = np.load(photos / "mine.npz")["features"]
     names = sorted(str(path.relative_to(data)).encode() for path in data.rglob("*.png"))
     np.savez(file, features=values[::-1], files=np.array(names[::-1]))
-    opened = open_features(file, str(data), Options(), print)
+    opened = open_features(file, str(data), ExploreOptions(), print)
     assert torch.equal(opened.features, torch.from_numpy(values))
 
 
@@ -242,7 +243,7 @@ def test_what_embed_writes_of_one_split_is_placed_by_name(
     (divided / "test" / "class0" / "04.png").write_bytes(b"torn")
     encoder = open_encoder("vit_mini", random_weights=True, size=16).backbone
     adasim.embed(encoder, divided, file, split="test", size=16, workers=0, cache=False)
-    opened = open_features(file, str(divided), Options(), print)
+    opened = open_features(file, str(divided), ExploreOptions(), print)
     assert "no features of 49 images" in in_one_line(capsys.readouterr().out)
     names, known = opened.collection.names, torch.isfinite(opened.features).all(1)
     assert {name for name, has in zip(names, known, strict=True) if has} == {
@@ -251,7 +252,7 @@ def test_what_embed_writes_of_one_split_is_placed_by_name(
     written = np.load(file)
     last = names.index(f"test/{written['files'][-1]}")
     assert torch.equal(opened.features[last], torch.from_numpy(written["features"][-1]))
-    assert len(open_features(file, str(divided / "test"), Options(), print).features) == 48
+    assert len(open_features(file, str(divided / "test"), ExploreOptions(), print).features) == 48
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_features_of_which_it_is_not_clear_whose_they_are_are_refused(
     named: dict[str, Any] = {} if files is None else {"files": np.array(files)}
     np.savez("named.npz", features=np.eye(2, dtype=np.float32), **named)
     with pytest.raises(UserError, match=re.escape(words)):
-        open_features(Path("named.npz"), "divided", Options(), print)
+        open_features(Path("named.npz"), "divided", ExploreOptions(), print)
 
 
 def test_the_page_counts_supports_and_knows_self_matches_beyond_the_neighbours_that_it_shows(

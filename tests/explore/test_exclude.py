@@ -17,7 +17,8 @@ from adasim.cli.main import main
 from adasim.config import Config
 from adasim.data import describe, leave_out, open_images
 from adasim.data.sources.excluded import file_key
-from adasim.explore.opening import Options, open_run
+from adasim.explore.opening import open_run
+from adasim.options import ExploreOptions
 from adasim.run import load_run
 from adasim.spreadsheet import to_csv
 
@@ -125,7 +126,7 @@ def test_the_page_of_a_run_leaves_out_the_test_images_that_it_excludes(
     (run / "config.json").write_text(json.dumps(config))
     (run / "data.json").write_text("{}")  # it has the fingerprint of other images
     shutil.rmtree(run / "checkpoints")  # and their neighbours
-    names = open_run(run, Options(workers=0, passes=1), print).collection.names
+    names = open_run(run, ExploreOptions(workers=0, passes=1), print).collection.names
     assert len(names) == 47 + 47
     assert not {"train/class0/02.png", "test/class1/03.png"} & set(names)
 

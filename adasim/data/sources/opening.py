@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from adasim.data.sources.folder import open_folder
 from adasim.data.sources.listing import Listing
 from adasim.data.sources.npz import open_npz
 from adasim.errors import MissingSplitError, UserError
+from adasim.paths import is_path
 from adasim.registry import SOURCES
 
 _BUILT_IN = "a folder of images, an .npz file, hf:NAME or hf:FOLDER, and synthetic[:COUNT] (generated images)"
@@ -68,14 +68,6 @@ def open_images(
             f"from a file of your own needs --plugin FILE."
         )
     return open_folder(source, split, known)
-
-
-def is_path(source: str) -> bool:
-    """Whether a source is the path of a folder or of a file, and not `KIND:...`, known or not."""
-    kind, colon, _ = source.partition(":")
-    if kind in SOURCES:
-        return False
-    return not colon or os.path.exists(source) or re.fullmatch(r"[A-Za-z][\w-]+", kind) is None
 
 
 def is_folder(source: str) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from adasim.data import ImageSet, as_images
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor
-from adasim.eval.options import Options
 from adasim.eval.report import Report
 from adasim.models.transforms import SMALL
+from adasim.options import with_options
 from adasim.registry import EVALUATIONS, nearest
 
 
@@ -30,18 +30,6 @@ class Evaluation:
     def run(self, extractor: Extractor) -> Report:
         """Measure `extractor.encoder`. Print nothing: what a person should know goes to `extractor.say`."""
         raise NotImplementedError
-
-    @classmethod
-    def in_a_line(cls) -> str:
-        """For the list of evaluations."""
-        return cls.summary or next(iter((cls.__doc__ or "").strip().splitlines()), "")
-
-
-def with_options(kind: type[Evaluation], *more: type) -> type[Any]:
-    """The evaluation together with what every evaluation asks, as one dataclass to be filled in."""
-    return make_dataclass(
-        kind.__name__, [], bases=(kind, *more, Options), kw_only=True, namespace={"__doc__": kind.__doc__}
-    )
 
 
 def make_evaluation(name: str, options: dict[str, Any]) -> Any:

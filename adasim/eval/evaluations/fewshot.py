@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -16,28 +16,14 @@ from adasim.eval.extractor import Extractor
 from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.report import Report
 from adasim.eval.splits import Source, data_name, match_classes, open_all, require_labels
+from adasim.options import FewshotOptions
 from adasim.registry import EVALUATIONS
 
 
 @EVALUATIONS.register("fewshot")
 @dataclass(kw_only=True)
-class Fewshot(Evaluation):
-    """Nearest prototype in random episodes, on one or several data sets."""
-
-    summary: ClassVar[str] = "5-way 5-shot accuracy by prototypes, on one or several data sets"
-
-    data: tuple[str, ...] = ()
-    """Data sets, each with all its splits together; the run's own by default."""
-    ways: int = 5
-    """Classes of an episode."""
-    shots: int = 5
-    """Images of a class that make its prototype."""
-    queries: int = 15
-    """Images of a class that are classified."""
-    episodes: int = 600
-    per_class: tuple[str, ...] | None = None
-    """The unbalanced ones of the data sets (without names: all), where classes bring the queries that they have,
-    and count alike."""
+class Fewshot(FewshotOptions, Evaluation):
+    """Measures what its options, in adasim/options.py, ask for."""
 
     def run(self, extractor: Extractor) -> Report:
         sources = self.data or tuple(filter(None, [extractor.encoder.own_source()]))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rich.table import Table
 
 from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
-from adasim.eval.options import Sources
 from adasim.eval.protocols.knn import knn_accuracy
 from adasim.eval.report import Report
+from adasim.options import KnnOptions
 from adasim.registry import EVALUATIONS
 
 PUBLISHED_K = (10, 20, 100, 200)
@@ -19,13 +18,8 @@ PUBLISHED_K = (10, 20, 100, 200)
 
 @EVALUATIONS.register("knn")
 @dataclass(kw_only=True)
-class Knn(Evaluation, Sources):
-    """Weighted k-NN vote on frozen features (the paper reports k = 20)."""
-
-    summary: ClassVar[str] = "k-NN accuracy: DINO's weighted vote for k = 10, 20, 100, 200"
-
-    k: tuple[int, ...] | None = None
-    """How many neighbours vote; 10, 20, 100 and 200 by default."""
+class Knn(KnnOptions, Evaluation):
+    """Measures what its options, in adasim/options.py, ask for."""
 
     def run(self, extractor: Extractor) -> Report:
         split = extractor.open_split(self)

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-import tyro
 from rich.table import Table
 from rich.text import Text
 
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.evaluations.base import Evaluation, pick_mode, with_changes
 from adasim.eval.extractor import Extractor, SplitFeatures
-from adasim.eval.options import Flag, Sources
 from adasim.eval.protocols.linear import (
-    LINEAR_PROTOCOLS,
-    SWEEP,
     LinearProtocol,
     LinearResult,
     linear_probe,
@@ -28,6 +24,7 @@ from adasim.eval.report import Report
 from adasim.eval.splits import Split, Subset
 from adasim.fields import at_least
 from adasim.models.transforms import EvalTransform
+from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS
 
 FALLBACK = "dino"
@@ -38,25 +35,8 @@ _SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 mak
 
 @EVALUATIONS.register("linear")
 @dataclass(kw_only=True)
-class Linear(Evaluation, Sources):
-    """One linear layer on frozen features, for several learning rates at once."""
-
-    summary: ClassVar[str] = "accuracy of a linear layer: DINO's or SimSiam's protocol, rates swept"
-
-    protocol: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(("auto", *LINEAR_PROTOCOLS)) + "}")] = (
-        "auto"
-    )
-    """Whose: SGD over the last blocks' CLS (dino), or LARC over the pooled feature (simsiam). The run's own."""
-    quick: Flag = False
-    """Train on cached features without augmentation; the default up to 64 pixels."""
-    augmented: Flag = False
-    """Crop and flip the training images anew in every epoch, as published; the default above 64 pixels."""
-    rates: tuple[float, ...] = SWEEP
-    """Learning rates per 256 images; where the best is at the edge, further ones are tried."""
-    epochs: int | None = None
-    """100 (dino) or 90 (simsiam) by default."""
-    batch_size: int | None = None
-    """1024 (dino) or 4096 (simsiam) by default; 256 below 100,000 training images."""
+class Linear(LinearOptions, Evaluation):
+    """Measures what its options, in adasim/options.py, ask for."""
 
     def run(self, extractor: Extractor) -> Report:
         if self.batch_size is not None:

@@ -14,11 +14,11 @@ from adasim.eval.dense import PatchFeatures
 from adasim.eval.evaluations.base import Evaluation, pick_mode, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import progress_bar
-from adasim.eval.options import Flag, Sources
 from adasim.eval.protocols.segmentation import MaskBatches, SegmentationResult, linear_segmentation
 from adasim.eval.report import Report
 from adasim.eval.splits import Split
 from adasim.fields import at_least
+from adasim.options import SegmentationOptions
 from adasim.registry import EVALUATIONS
 
 SEGMENTATION_SIZE = 2
@@ -38,27 +38,10 @@ _PUBLISHED = _Training(epochs=60, batch_size=16, lr=0.1)
 
 @EVALUATIONS.register("segmentation")
 @dataclass(kw_only=True)
-class Segmentation(Evaluation, Sources):
-    """A 1x1 convolution on frozen patch features, scored by mean intersection over union."""
+class Segmentation(SegmentationOptions, Evaluation):
+    """Measures what its options, in adasim/options.py, ask for."""
 
-    summary: ClassVar[str] = "mean IoU of a linear layer on patch features"
     named_size: ClassVar[int | None] = 224 * SEGMENTATION_SIZE
-
-    classes: int | None = None
-    """How many classes the masks show; read from the training masks by default (21 for PASCAL VOC)."""
-    ignore: tuple[int, ...] = ()
-    """Ids of pixels that neither train nor count, beside 255 (11 for CamVid)."""
-    blocks: int = 4
-    """How many of a ViT's last blocks; a ResNet gives its last feature map."""
-    quick: Flag = False
-    """Make patch features once, without augmentation, for 10 epochs; the default up to 64 pixels."""
-    augmented: Flag = False
-    """Flip, turn and scale the training images anew in each of 60 epochs; the default above 64 pixels."""
-    epochs: int | None = None
-    batch_size: int | None = None
-    """16 by default, 64 in quick mode."""
-    lr: float | None = None
-    """Adam's constant rate: 0.1 by default, 0.01 in quick mode."""
 
     def run(self, extractor: Extractor) -> Report:
         for name in ("epochs", "batch_size", "blocks"):

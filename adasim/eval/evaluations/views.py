@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from rich.table import Table
@@ -20,6 +19,7 @@ from adasim.eval.report import Report
 from adasim.eval.splits import Subset
 from adasim.fields import at_least, between
 from adasim.models.transforms import EvalTransform
+from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
 from adasim.spread import rankme
 
@@ -30,22 +30,8 @@ _BATCH = 64
 
 @EVALUATIONS.register("views")
 @dataclass(kw_only=True)
-class OwnViews(Evaluation):
-    """What can be said of an encoder without labels.
-
-    Views: an image is cropped (40 to 100% of its area), flipped and its colours are jittered; how often is the image
-    itself the nearest of all images to that view? RankMe (Garrido et al., 2023): how many directions the features
-    use, between 1 and their width; few means that the encoder collapses. Near duplicates: pairs of images that the
-    encoder hardly tells apart, with their names."""
-
-    summary: ClassVar[str] = "without labels: retrieval of augmented views, RankMe, near duplicates"
-
-    data: str | None = None
-    """A folder, an .npz file, hf:NAME or synthetic[:COUNT]; the run's own images by default."""
-    queries: int = 2000
-    """Of how many images, drawn at random, a view is searched."""
-    duplicate: float = 0.99
-    """Cosine similarity from which two images count as near duplicates."""
+class OwnViews(ViewsOptions, Evaluation):
+    """Measures what its options, in adasim/options.py, ask for."""
 
     def run(self, extractor: Extractor) -> Report:
         at_least("queries", self.queries, 1)

@@ -25,9 +25,6 @@ from adasim.eval.protocols.checks import (
     check_split,
 )
 
-SWEEP = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
-"""Ten rates per 256 images that span what frozen features of either method ask for."""
-
 FURTHER = 3
 """How many rates beyond its edge a sweep may be taken on."""
 

@@ -1,0 +1,157 @@
+"""What can be refused without torch is refused at once: importing it takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import refusal
+
+from adasim.cli.reading import nearest_options
+from adasim.registry import EVALUATIONS, METHODS, PAIRS, SOURCES
+
+REFUSED = {
+    "pretrian": "Unknown command 'pretrian'",
+    "pretrain desk-resent": "Unknown recipe 'desk-resent'",
+    "pretrain demo --pairs nearst": "pairs='nearst' is unknown. Did you mean nearest?",
+    "pretrain demo --method dion": "method='dion' is unknown. Did you mean dino?",
+    "pretrain demo --gpu 0": "There is no option --gpu. Did you mean --device?",
+    "pretrain demo --lr 0.1": "There is no option --lr. Did you mean --optim.lr?",
+    "pretrain demo --epoch=5": "There is no option --epoch. Did you mean --epochs?",
+    "pretrain demo --simsiam.proj-dims 5": "Did you mean --simsiam.proj-dim?",
+    "pretrain demo more": "Nothing is known to do with 'more'",
+    "pretrain demo --epochs 0": "epochs=0 must be at least 1",
+    "pretrain demo --data nowhere": "No such folder: nowhere. Check --data.",
+    "pretrain demo --data nowhere.npz": "No such file: nowhere.npz. Check --data.",
+    "pretrain demo --exclude no.csv": "No such file: no.csv. Check --exclude.",
+    "pretrain demo --model.init no/where": "No backbone at no/where",
+    "pretrain demo --out {run}": "already holds another run",
+    "pretrain --resume nowhere": "nowhere is not the folder of a run: there is no such folder",
+    "pretrain photos --data nowhere": "No such folder: nowhere",
+    "pretrain photos --data {images} --out {run} --yes": "already holds another run",
+    "demo --out {run}": "already holds another run",
+    "demo --epoch 5": "There is no option --epoch. Did you mean --epochs?",
+    "plan desk-resent": "Unknown recipe",
+    "plan demo --data nowhere": "No such folder: nowhere",
+    "plan --imagse 5": "Did you mean --images?",
+    "eval nkn {run}": "Unknown evaluation 'nkn'. Did you mean 'knn'?",
+    "eval table nowhere": "No such file: nowhere",
+    "eval knn {run} --kk 5": "There is no option --kk.",
+    "eval knn no/where": "No backbone at no/where",
+    "eval linear {run} --test nowhere": "No such folder: nowhere. Check --test.",
+    "eval fewshot {run} --data {images} nowhere": "No such folder: nowhere. Check --data.",
+    "eval segmentation {run} --exclude no.csv": "No such file: no.csv. Check --exclude.",
+    "eval views {run} --quieries 5": "Did you mean --queries?",
+    "embed {run} --data nowhere --out x.npz": "No such folder: nowhere",
+    "embed {run} --data {images} --out {file}": "must end in .npz, .parquet or .npy",
+    "embed no.safetensors --data {images} --out x.npz": "No backbone at no.safetensors",
+    "embed {run} --data {images} --out x.npz --splitt test": "Did you mean --split?",
+    "similar {run} no.jpg --in {images}": "No such file: no.jpg",
+    "similar {run} {file} --in nowhere": "No such folder: nowhere. Check --in.",
+    "similar {run} {file} --in {images} --out {picture}": "is there already",
+    "export {run} --to timm --out {images}": "is there already and is not an export alone",
+    "export no/where --to onnx": "No backbone at no/where",
+    "explore nowhere": "nowhere is not the folder of a run",
+    "explore --backbone resnet18 --data nowhere": "No such folder: nowhere",
+    "explore --features no.npz --data {images}": "No such file: no.npz. Check --features.",
+    "explore {run} --out {file}": "let it end in .html",
+    "explore {run} --pases 3": "Did you mean --passes?",
+    "gallery nowhere": "nowhere is not the folder of a run",
+    "gallery {run} --out {picture}": "is there already",
+    "gallery {run} --backbone resnet18": "one of them alone",
+    "plot nowhere": "nowhere is not the folder of a run",
+    "plot {run} --out {picture}": "is no figure of adasim plot",
+}
+"""What is typed after `adasim`, and what is said."""
+WRONG_VALUES = [
+    "export {run} --to tim",
+    "embed {run} --out x.npz",
+    "gallery {run} --format gif",
+    "demo --seed x",
+]
+"""What tyro explains at length."""
+HELP = [
+    "pretrain",
+    "pretrain demo -h",
+    "pretrain demo --help",
+    "eval",
+    "eval linear --help",
+    "explore --help",
+]
+
+RUN_ALL = """
+import contextlib, io, json, sys, time
+from adasim.cli.main import main
+for words in json.loads(sys.argv[1]):
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        try:
+            main(words)
+        except SystemExit as stop:
+            code = stop.code
+    slow = [name for name in ("torch", "timm", "torchvision", "numpy") if name in sys.modules]
+    print(json.dumps([code, said.getvalue(), slow]))
+    if slow:
+        break
+"""
+
+
+def run_all(commands: list[list[str]], folder: Path) -> list[tuple[int, str, list[str]]]:
+    """Exit code, standard error and the slow libraries that were imported so far, for each in one process."""
+    command = [sys.executable, "-c", RUN_ALL, json.dumps(commands)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_refusals_and_help_do_not_import_torch(tmp_path: Path) -> None:
+    places = {name: tmp_path / name for name in ("run", "images", "file", "picture.png")}
+    for folder in ("run", "images"):
+        places[folder].mkdir()
+    for file in (
+        "run/config.json",
+        "run/versions.json",
+        "images/a.jpg",
+        "file",
+        "picture.png",
+        "picture.csv",
+    ):
+        (tmp_path / file).write_text("{}")
+    names = {name.partition(".")[0]: str(path) for name, path in places.items()}
+    typed = [words.format(**names).split() for words in (*REFUSED, *WRONG_VALUES, *HELP)]
+    found = run_all(typed, tmp_path)
+    for (words, expected), (code, said, slow) in zip(REFUSED.items(), found, strict=False):
+        assert expected in " ".join(said.split()), words
+        assert (code, said.count("\n"), slow) == (2, 1, []), words
+    codes = dict.fromkeys(WRONG_VALUES, 2) | dict.fromkeys(HELP, 0)
+    for (words, expected_code), (code, _, slow) in zip(codes.items(), found[len(REFUSED) :], strict=True):
+        assert (code, slow) == (expected_code, []), words
+
+
+@pytest.mark.parametrize("registry", [METHODS, PAIRS, SOURCES, EVALUATIONS], ids=lambda one: one.kind)
+def test_what_is_told_of_built_in_things_before_they_are_imported_is_true(registry: object) -> None:
+    assert isinstance(registry, type(METHODS))
+    for name in registry._built_in:
+        thing, outline = registry[name], registry.outline(name)
+        if registry in (METHODS, PAIRS):
+            assert thing.Settings is outline.Settings
+            assert getattr(thing, "VIEWS", {}) == outline.VIEWS
+        if registry is EVALUATIONS:
+            assert issubclass(thing, outline)
+    at_home = {
+        name for name, thing in registry._things.items() if thing.__module__.startswith(registry._home)
+    }
+    assert at_home == set(registry._built_in)
+
+
+def test_an_option_that_resembles_none_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(["pretrain", "demo", "--xyzzy"], capsys)
+    assert said == "adasim: There is no option --xyzzy. `adasim pretrain demo --help` lists all.\n"
+    assert nearest_options("--name", ["--model.name", "--optim.name", "--out"]) == [
+        "--model.name",
+        "--optim.name",
+    ]
