@@ -136,6 +136,8 @@ def adapted(config: Config, options: Sequence[str], say: Callable[[str], None] |
 def continued(config: Config, options: Sequence[str]) -> Config:
     """The configuration for the weights that --model.init names, if it does; says what they change."""
     for init in option_values(options, "--model.init")[-1:]:
+        check_model(init)
+
         from adasim.models import read_weights
 
         config = from_weights(config, init, read_weights(init))

@@ -167,12 +167,13 @@ def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) ->
         f"Checkpoints: {scaled(one, 'B')} each, {keep} kept{lists}: about {scaled(total, 'B')} in {path}."
     )
     there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
-    free = shutil.disk_usage(there).free
+    size, _, free = shutil.disk_usage(there)
+    told = size > 0  # some network and FUSE mounts do not say
     # What an earlier process of the run has written does not count twice; nor does a run that is to be overwritten.
     written = sum(map(_size, path.rglob("*")))
     with ranks.together():
         # This run's own checkpoints make no room: they are deleted after the next one is written.
-        if ranks.is_main and one > free + (0 if state.step else written):
+        if ranks.is_main and told and one > free + (0 if state.step else written):
             otherwise = ", then resume" if state.step else ", or choose another --out"
             raise UserError(
                 f"Only {scaled(free, 'B')} are free in {there}, and one checkpoint takes {scaled(one, 'B')}: nothing "
@@ -180,7 +181,7 @@ def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) ->
             )
     # One more checkpoint while a save is under way.
     needed = total + one - written
-    return sentence if needed <= free else f"{sentence} Only {scaled(free, 'B')} are free there."
+    return sentence if needed <= free or not told else f"{sentence} Only {scaled(free, 'B')} are free there."
 
 
 def _size(file: Path) -> int:

@@ -161,6 +161,16 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
     pretrain(small(epochs=2), tmp_path / "run", overwrite=True)  # the old run's room is the new one's
 
 
+def test_a_disk_that_does_not_tell_its_size_is_not_taken_for_full(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network and FUSE mounts report zeros."""
+    monkeypatch.setattr("adasim.train.start.shutil.disk_usage", lambda path: (0, 0, 0))
+    config = small()
+    said = disk_needed(build_state(config, 48), config.save.keep, tmp_path, ALONE)
+    assert said.endswith(f"in {tmp_path}.")
+
+
 def test_a_run_that_could_never_save_says_that_there_is_no_checkpoint(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
