@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass, replace
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -170,7 +171,7 @@ def photos(arguments: Sequence[str]) -> None:
 
     def read(config: Config) -> Any:
         default = with_settings(PhotosArguments, config)(out=Path("runs/photos"), config=config)
-        return parse(default, arguments, "adasim pretrain photos", PhotosArguments.__doc__)
+        return parse(default, arguments, "adasim pretrain photos", getdoc(PhotosArguments))
 
     any_recipe = replace(get_recipe("desk-resnet"), recipe="photos", data=DataConfig())
     asked = read(adapted(any_recipe, arguments, announce))  # before anything is timed
@@ -181,7 +182,8 @@ def photos(arguments: Sequence[str]) -> None:
         raise UserError("--from-scratch and --model.init exclude each other. Leave one of them out.")
     check_paths(asked.config)
     if began_here(asked.out, restarted()):
-        return resume(["--resume", str(asked.out), *([] if asked.curves else ["--no-curves"])])
+        off = [f"--no-{name}" for name in ("curves", "compare") if not getattr(asked, name)]
+        return resume(["--resume", str(asked.out), *off])
     check_out(asked.out, overwrite=asked.overwrite)
     if not asked.yes and not sys.stdin.isatty():
         raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")
