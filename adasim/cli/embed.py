@@ -11,7 +11,7 @@ from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import Model, Reading
 from adasim.options import Flag
-from adasim.paths import check_images, check_model
+from adasim.paths import check_file, check_images, check_model
 from adasim.use.outputs import check_features_file
 
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     console = terminal.console()
     check_features_file(asked.out, asked.overwrite)
     check_model(asked.model)
+    check_file(asked.exclude, "--exclude")
     check_images(asked.data)
 
     from adasim.use.embed import embed

@@ -94,9 +94,13 @@ def main(arguments: Sequence[str]) -> None:
 
 def configured(recipe: str, options: Sequence[str], program: str) -> Any:
     """The arguments of a run: a recipe with the options that were typed after it."""
-    default = starting_point(recipe, options)
+    plain = adapted(get_recipe(recipe), options)
+    if option_values(options, "--model.init") and "--help" not in options:
+        # To read the weights takes torch: what is wrong with the options is said before.
+        default = with_settings(PretrainArguments, plain)(out=Path(), config=plain)
+        check_paths(parse(default, options, program, None).config)
     about = f"{RECIPES[recipe].__doc__}\n\nA run that was stopped goes on with: adasim pretrain --resume RUN"
-    return parse(default, options, program, about)
+    return parse(starting_point(recipe, options), options, program, about)
 
 
 def is_launched() -> bool:

@@ -17,7 +17,7 @@ from adasim.cli.reading import read_options
 from adasim.cli.using import Model, Reading
 from adasim.errors import UserError
 from adasim.options import Flag
-from adasim.paths import check_images, check_model
+from adasim.paths import check_file, check_images, check_model
 from adasim.use.outputs import check_output
 
 
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> None:
             raise UserError(f"--out {asked.out} must end in .png.")
         check_output(asked.out, asked.overwrite)
     check_model(asked.model)
+    check_file(asked.exclude, "--exclude")
     check_images(asked.among, "--in")
 
     from adasim.use.similar import similar
