@@ -258,7 +258,7 @@ def _continued(init: str) -> Setting:
             ),
             save=SaveConfig(log_every=10),
         )
-        return from_weights(config, init, weights)
+        return from_weights(config, init, weights, encoder_lr=0.5)  # of a rate that is low already
 
     return Setting(weights.model.name, 2, build, least=2)
 

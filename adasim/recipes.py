@@ -216,12 +216,12 @@ def for_epochs(config: Config, epochs: int) -> Config:
     )
 
 
-def from_weights(config: Config, init: str, weights: Weights) -> Config:
+def from_weights(config: Config, init: str, weights: Weights, encoder_lr: float = 0.05) -> Config:
     """The configuration for an encoder that starts from trained weights, so that training does not spoil it.
 
     Architecture, image size and normalisation are the weights' own where they say so. Batch norms keep their
-    statistics, new heads learn alone in the first tenth of the epochs, and the encoder learns at a twentieth of
-    their rate.
+    statistics, new heads learn alone in the first tenth of the epochs, and the encoder learns at a share of their
+    rate: a twentieth, since recipes have rates for fresh weights.
     """
     model = replace(config.model, init=init, freeze_norm=True)
     if weights.model is not None:
@@ -236,7 +236,7 @@ def from_weights(config: Config, init: str, weights: Weights) -> Config:
         config,
         model=model,
         views=views,
-        optim=replace(config.optim, encoder_lr=0.05, head_epochs=head_epochs),
+        optim=replace(config.optim, encoder_lr=encoder_lr, head_epochs=head_epochs),
     )
 
 
