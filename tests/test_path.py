@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 from helpers import in_one_line, of_known_speed
@@ -21,6 +22,8 @@ def test_from_a_folder_of_photos_to_an_encoder_in_use(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(photos, "time_steps", of_known_speed)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))  # nothing is downloaded
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     Path("photos").mkdir()
     random = np.random.default_rng(0)
     for i in range(32):
@@ -39,7 +42,8 @@ def test_from_a_folder_of_photos_to_an_encoder_in_use(
     )
     said = adasim(f"pretrain --resume runs/photos --epochs {more}")
     assert f"now has {more}" in said
-    assert "curves: runs/photos/curves.png" in said
+    assert "curves runs/photos/curves.png" in said
+    assert "explore adasim explore runs/photos" in said  # what comes next
     assert Path("runs/photos/curves.png").stat().st_size > 10_000
     assert "curves.svg" in adasim("plot runs/photos")
     assert "explore.html" in adasim("explore runs/photos")
