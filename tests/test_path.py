@@ -22,7 +22,9 @@ def test_from_a_folder_of_photos_to_an_encoder_in_use(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(photos, "time_steps", of_known_speed)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))  # nothing is downloaded
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub")
+    )  # nothing is downloaded
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     Path("photos").mkdir()
     random = np.random.default_rng(0)
