@@ -5,6 +5,7 @@ By k-NN accuracy where the images have labels; else by how often an encoder find
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,7 @@ def show(out: Path, console: Console) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("features")
     table.add_column("accuracy" if labelled else "found", justify="right")
+    values: dict[str, float] = {}
     for name, encoder in stages(config, out):
         if labelled:
             report = evaluate(encoder, "knn", k=20, no_cache=True, save=False, **sets)
@@ -63,12 +65,37 @@ def show(out: Path, console: Console) -> None:
             report = evaluate(
                 encoder, "views", data=Subset(images, ids), queries=500, no_cache=True, save=False
             )
+        values[name] = report.value
         table.add_row(name, f"{report.value:.1f}%", style="bold" if name == "after pretraining" else "")
     if labelled:
         table.caption = f"chance is {100 / len(images.classes):.1f}%"
     console.print(table)
-    if not labelled:
-        console.print(CANNOT_TELL, soft_wrap=True)
+    console.print(verdict(values, len(sets["test"])) if labelled else CANNOT_TELL, soft_wrap=True)
+
+
+def verdict(accuracy: dict[str, float], asked: int) -> str:
+    """Whether the run was worth it, by accuracies in percent on so many images that were asked about.
+
+    >>> verdict({"raw pixels": 40.0, "where it began": 70.0, "after pretraining": 71.0}, 100)
+    'The run changed nothing that 100 images can show (below about 6 points): the weights as they were do as well.'
+    """
+    after = accuracy["after pretraining"]
+    noise = 100 * math.sqrt(
+        2 * max(after * (100 - after), 1) / 1e4 / asked
+    )  # of a difference: a standard deviation
+    others = "go on from trained weights (--model.init), or use such weights as they are (adasim explore --backbone)"
+    if after < accuracy["raw pixels"]:
+        return f"The encoder is worse than raw pixels: do not use it. Better {others}."
+    start = "where it began" if "where it began" in accuracy else "raw pixels"
+    gain = after - accuracy[start]
+    if abs(gain) < noise:
+        otherwise = "the weights as they were do as well" if start == "where it began" else others
+        return f"The run changed nothing that {asked} images can show (below about {noise:.0f} points): {otherwise}."
+    if gain < 0:
+        return (
+            f"The run lost {-gain:.1f} points: use the weights that it began with, or try a lower --optim.lr."
+        )
+    return f"The run gained {gain:.1f} points over {start}."
 
 
 def stages(config: Config, out: Path) -> Iterator[tuple[str, Backbone]]:

@@ -31,7 +31,7 @@ from adasim.data import ImageSet, describe, leave_out, open_images
 from adasim.errors import UserError
 from adasim.forecast import Line, lines
 from adasim.methods import DinoSettings, SimSiamSettings
-from adasim.models import read_weights
+from adasim.models import build_from, read_weights
 from adasim.ranks.devices import pick_device
 from adasim.ranks.processes import Distributed
 from adasim.recipes import for_epochs, from_weights
@@ -84,7 +84,7 @@ def propose(
     hours: float = 1.0,
     *,
     device: str = "auto",
-    init: str = "",
+    init: str | None = None,
     exclude: str = "",
     change: Change = lambda config: config,
     say: Callable[[str], None] = print,
@@ -95,8 +95,8 @@ def propose(
         source: the images, as after `--data`.
         hours: how long the run may take.
         device: as in a configuration.
-        init: weights to go on from, as after `--model.init`; without, the largest setting from scratch that gets
-            through enough epochs.
+        init: weights to go on from, as after `--model.init`; by default those that timm can get. Without any (""),
+            the largest setting from scratch that gets through enough epochs.
         exclude: a file of verdicts, whose rejected images are left out.
         change: makes of each setting that is tried what shall run.
         say: is told what is being tried.
@@ -106,11 +106,13 @@ def propose(
     """
     if not 0 < hours < _MOST_HOURS:
         raise UserError(f"hours={hours} must be above 0 and below {_MOST_HOURS:,}.")
-    settings = _SETTINGS[::-1] if not init else [_continued(init)]
     images = leave_out(open_images(source), exclude)
     say(describe(images))
     if len(images) < _FEWEST:
         raise UserError(f"{len(images)} images are too few to learn from; {_FEWEST} are the least.")
+    if init is None:
+        init = find_weights(device, say)
+    settings = [_continued(init)] if init else _SETTINGS[::-1]
     with Distributed.start(device) as ranks:
         if ranks.world > 1:
             raise UserError("`photos` looks and measures in one process. Use another recipe under torchrun.")
@@ -120,10 +122,10 @@ def propose(
     if epochs < chosen.setting.least:
         needed_hours = chosen.setting.least * len(images) / (3600 * _SPARE * speed)
         an_epoch = duration(len(images) / speed)
-        as_they_are = ", or explore with the weights as they are: adasim explore --help" if init else ""
+        as_they_are = f"; or use the weights as they are: adasim explore --backbone {init} --data {source}"
         raise UserError(
             f"{len(images):,} images at {speed:,.3g} images/s take {an_epoch} an epoch, too long for {hours:g} h. "
-            f"Give --hours {_rounded_up(needed_hours):g} or more, or fewer images{as_they_are}."
+            f"Give --hours {_rounded_up(needed_hours):g} or more, or fewer images{as_they_are if init else ''}."
         )
     config = change(for_epochs(chosen.plain, min(epochs, _MOST_EPOCHS)))
     seconds = config.epochs * len(images) / speed
@@ -223,10 +225,9 @@ def _climb(
 def _continued(init: str) -> Setting:
     """Go on from trained weights, with their architecture, size and normalisation."""
     weights = read_weights(init)
-    if weights.model is None:
-        raise UserError(
-            f"{init} does not say which model it is of. Write NAME:{init}, with timm's name of it."
-        )
+    build_from(weights, init)  # says whether they are of that model at all
+    assert weights.model is not None
+    name = weights.model.name
 
     def build() -> Config:
         # DINO, since its loss means something before its head has learnt anything: student and teacher begin with the
@@ -260,7 +261,7 @@ def _continued(init: str) -> Setting:
         )
         return from_weights(config, init, weights, encoder_lr=0.5)  # of a rate that is low already
 
-    return Setting(weights.model.name, 2, build, least=2)
+    return Setting(name, 2, build, least=2)
 
 
 def _fitted(config: Config, source: str, count: int, device: str) -> Config:

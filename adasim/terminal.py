@@ -45,6 +45,10 @@ class _Console(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text, "\n\t"), segment.style)
 
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """As rich's. What is not wrapped elsewhere, lest a name be broken in a log, is wrapped on a terminal."""
+        super().print(*objects, soft_wrap=soft_wrap and not self.is_terminal, **options)
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text, "\n\t"), **options)  # before a table measures it
 

@@ -58,3 +58,23 @@ def test_images_without_labels_are_compared_by_their_views_and_it_says_what_that
     assert list(rows) == ["raw pixels", "untrained encoder", "after pretraining"]
     before_after.show(run, terminal.console(width=100))
     assert "not whether it puts like with like" in re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("pixels_", "began", "after", "words"),
+    [
+        (46.7, None, 20.0, "worse than raw pixels"),
+        (46.7, 75.0, 75.0, "the weights as they were do as well"),
+        (46.7, 75.0, 90.0, "gained 15.0 points over where it began"),
+        (46.7, 75.0, 60.0, "lost 15.0 points"),
+        (30.0, None, 50.0, "gained 20.0 points over raw pixels"),
+        (46.7, None, 47.0, "changed nothing that 60 images can show"),
+    ],
+)
+def test_the_table_says_whether_the_run_was_worth_it(
+    pixels_: float, began: float | None, after: float, words: str
+) -> None:
+    values = {"raw pixels": pixels_, "untrained encoder": 16.7}
+    if began is not None:
+        values["where it began"] = began
+    assert words in before_after.verdict(values | {"after pretraining": after}, 60)

@@ -320,3 +320,28 @@ def test_little_data_from_scratch_is_warned_of() -> None:
     assert forecast.warning(config, 50_000)
     config.model.init = "resnet18"
     assert forecast.warning(config, 3000) is None
+
+
+def test_weights_of_another_model_are_refused_before_anything_is_timed(
+    weights: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(photos, "time_steps", None)
+    with pytest.raises(UserError, match="does not fit resnet18"):
+        photos.propose(str(folder), init=f"resnet18:{weights.partition(':')[2]}", say=lambda text: None)
+
+
+def test_images_are_looked_at_before_weights_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(photos, "find_weights", None)
+    with pytest.raises(UserError):
+        photos.propose(str(tmp_path))
+    with pytest.raises(UserError, match="hours"):
+        photos.propose(str(tmp_path), hours=0)
+
+
+def test_the_short_help_of_photos_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["pretrain", "photos", "-h"])
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 24
+    assert all(option in shown for option in ("--data", "--hours", "--from-scratch", "--model.init"))

@@ -18,6 +18,7 @@ Bad input gets one sentence and exit code 2. What a signal stopped ends with 128
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import signal
@@ -102,7 +103,10 @@ def run(arguments: Sequence[str]) -> None:
 
         return print(f"adasim {__version__}")
     if arguments[0] not in COMMANDS:
-        raise UserError(f"Unknown command {arguments[0]!r}. The commands are {', '.join(COMMANDS)}.")
+        known = {**{name: name for name in COMMANDS}, "photos": "pretrain photos", "knn": "eval knn"}
+        near = difflib.get_close_matches(arguments[0], known, n=1)
+        guess = f" Did you mean adasim {known[near[0]]}?" if near else ""
+        raise UserError(f"Unknown command {arguments[0]!r}.{guess} The commands are {', '.join(COMMANDS)}.")
     module, _ = COMMANDS[arguments[0]]
     import_module(module).main(arguments[1:])  # not before: torch takes seconds to import
 

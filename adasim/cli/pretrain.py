@@ -177,6 +177,8 @@ def photos(arguments: Sequence[str]) -> None:
         default = with_settings(PhotosArguments, config)(out=Path("runs/photos"), config=config)
         return parse(default, arguments, "adasim pretrain photos", getdoc(PhotosArguments))
 
+    if "-h" in arguments:
+        return show_photos_options()
     any_recipe = replace(get_recipe("desk-resnet"), recipe="photos", data=DataConfig())
     asked = read(adapted(any_recipe, arguments, announce))  # before anything is timed
     source = asked.config.data.source
@@ -194,16 +196,13 @@ def photos(arguments: Sequence[str]) -> None:
 
     from adasim.api import pretrain as run
     from adasim.forecast import show, warning
-    from adasim.photos import find_weights, propose
+    from adasim.photos import propose
 
-    init = asked.config.model.init
-    if not init and not asked.from_scratch:
-        init = find_weights(asked.config.device, announce)
     proposal = propose(
         source,
         asked.hours,
         device=asked.config.device,
-        init=init,
+        init="" if asked.from_scratch else asked.config.model.init or None,
         exclude=asked.config.data.exclude,
         change=lambda config: read(adapted(config, arguments)).config,
         say=announce,
@@ -357,6 +356,26 @@ def show_common_options(recipe: str, default: PretrainArguments) -> None:
     table.add_column()
     for option, meaning in COMMON.items():
         table.add_row(f"--{option}", _value(default, option.split()[0]), meaning)
+    console.print(table)
+    console.print(Text.assemble(("\n--help", "bold"), " shows every option."))
+
+
+def show_photos_options() -> None:
+    """`adasim pretrain photos -h`: one screen."""
+    console = terminal.console()
+    console.print(Text.assemble(("adasim pretrain photos", "bold"), " --data FOLDER --out RUN [options]\n"))
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    for option, meaning in {
+        "data FOLDER": SOURCES,
+        "out RUN": "the run folder to make; runs/photos",
+        "hours H": "how long the run may take; 1",
+        "model.init MODEL": "weights to go on from; small ones of timm's where it can get them",
+        "from-scratch": "start from random weights: small folders hardly gain by it",
+        "exclude FILE": "leave out what you rejected on the page of adasim explore",
+        "yes": "start without asking",
+        "epochs, --views.size, ...": "any option of a recipe changes the proposal",
+    }.items():
+        table.add_row(Text(f"--{option}", "bold"), meaning)
     console.print(table)
     console.print(Text.assemble(("\n--help", "bold"), " shows every option."))
 

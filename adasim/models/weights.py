@@ -18,6 +18,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import huggingface_hub
@@ -201,8 +202,8 @@ def _fetched(name: str) -> Path:
 def _unreachable(name: str, error: Exception) -> UserError:
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     return UserError(
-        f"The weights of {name} are not on this machine and cannot be fetched ({reason[:150]}). Check the name, and "
-        f"connect to the network once; or give a file of weights as NAME:FILE."
+        f"The weights of {name} are not on this machine and cannot be fetched ({shorten(reason, 150)}). Connect to "
+        f"the network once, or give a file of weights as NAME:FILE."
     )
 
 

@@ -206,9 +206,15 @@ class RunFolder:
         _write_json(self.path / "run.json", identity)
         self._identity = identity
 
-    def raise_epochs(self, epochs: int) -> None:
-        """Let config.json say how long the run now is."""
-        self.config = replace(self.config, epochs=epochs)
+    def follow(self, config: Config) -> None:
+        """Let config.json say how long the run now is, and where its images are."""
+        source = config.data.source
+        if source != self.config.data.source and is_path(source):
+            source = os.path.abspath(
+                source
+            )  # the run may have been started in another folder than this process
+        data = replace(self.config.data, source=source)
+        self.config = replace(self.config, epochs=config.epochs, data=data)
         _write_json(self.path / "config.json", self.config.to_dict())
 
     def check_ours(self) -> None:
@@ -294,11 +300,11 @@ def check_source(run: Path, source: str) -> None:
     if not is_path(source) or os.path.exists(source):
         return
     elsewhere = "say where they are now with --data NEW-PLACE"
-    if os.path.isabs(source):
+    folder = _read_json(run / "versions.json").get("started_in")
+    if os.path.isabs(source) or folder == os.getcwd():
         raise UserError(
             f"The images of {run} were at {source}, and there is nothing now. Put them back, or {elsewhere}."
         )
-    folder = _read_json(run / "versions.json").get("started_in")
     where = f" from {folder}" if folder else " from another folder"
     raise UserError(
         f"{run} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "

@@ -97,8 +97,8 @@ def follow(run: RunFolder, config: Config, checkpoint: Checkpoint | None, steps_
     try:
         if run.id is None:  # run.json was lost
             run.identify(id=checkpoint.run if checkpoint and checkpoint.run else secrets.token_hex(8))
-        if run.config.epochs != config.epochs:
-            run.raise_epochs(config.epochs)
+        if (run.config.epochs, run.config.data.source) != (config.epochs, config.data.source):
+            run.follow(config)
     except OSError as error:
         raise UserError(f"Cannot write to {run.path}: {error.strerror}. Make room, then resume.") from error
     if checkpoint is None and run.resumed:

@@ -12,6 +12,7 @@ from adasim.eval.encoders import Encoder
 from adasim.eval.features import weights_hash
 from adasim.eval.results import NAMES, column_order, read_results
 from adasim.eval.splits import data_name
+from adasim.models import parse_source
 from adasim.runs.metrics import read_metrics
 from adasim.terminal import printable
 from adasim.use.formats import Subject
@@ -56,6 +57,18 @@ def _network(subject: Subject) -> str:
     return name + stems.get(subject.stem or "", "")
 
 
+def _beginning(init: str) -> list[str]:
+    """A sentence on the weights that the run began with, by name and not by path."""
+    if not init:
+        return []
+    name, path = parse_source(init)
+    words = ":".join(part for part in (name, "" if path is None else path.name) if part)
+    return [
+        f"It began with the weights of `{printable(words)}`, which somebody has trained on other images, perhaps "
+        f"with labels. Their licence holds for these weights, too."
+    ]
+
+
 def _training(encoder: Encoder) -> str:
     run = encoder.run
     config = {} if run is None else _json(run / "config.json")
@@ -70,6 +83,7 @@ def _training(encoder: Encoder) -> str:
         f"Trained on {images} of `{printable(data_name(data))}` {blind}by "
         f"{_METHODS.get(method, method)} ({config.get('recipe', 'custom')} recipe) with "
         f"{_PAIRS.get(pairs, f'{pairs} pairs')}.",
+        *_beginning(str(config["model"].get("init", ""))),
         _progress(run, int(epochs)),
         f"Batches of {config['batch_size']} images, views of {config['views']['size']} pixels, "
         f"{config['optim']['name']} with a peak learning rate of {config['optim']['lr']:g} per 256 images, "
