@@ -16,7 +16,8 @@ def test_readmes_table_has_every_recipe() -> None:
 def test_every_fault_has_a_test_that_exists() -> None:
     text = (TESTS.parent / "docs" / "reliability.md").read_text()
     proofs = dict(re.findall(r"^\| ([0-9]+) \|.*\| (`.*::\w+.*) \|$", text, re.M))
-    assert [int(number) for number in proofs] == list(range(1, 31))
+    assert [int(number) for number in proofs] == list(range(1, len(proofs) + 1))
+    assert len(proofs) >= 30
     file = TESTS
     for name, test in re.findall(r"`((?:\w+/)+\w+\.py)?::(\w+)(?:\[\w+\])?`", text):
         file = TESTS / name if name else file

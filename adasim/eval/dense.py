@@ -17,7 +17,7 @@ from adasim import seeding
 from adasim.data import ImageSet, Unreadable
 from adasim.data.sources.masks import IGNORE, blank, require_same_size
 from adasim.errors import UserError
-from adasim.eval.features import frozen, progress_bar, require_size
+from adasim.eval.features import frozen, progress_bar, require_finite, require_size
 from adasim.eval.protocols.segmentation import MaskBatches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
@@ -112,7 +112,9 @@ class PatchFeatures:
             views, masks = self._transform.normalise(pixels.to(self.device)), masks.to(self.device)
             if epoch is not None:
                 views, masks = warp(views, masks, self.seed, epoch, numbers)
-            yield self._patches(views), masks
+            patches = self._patches(views)
+            require_finite(patches, self.backbone)
+            yield patches, masks
 
     def _patches(self, views: Tensor) -> Tensor:
         """(B, n_blocks * D, h, w)."""

@@ -30,8 +30,9 @@ from torch.utils.data import DataLoader, Dataset
 from adasim import terminal
 from adasim.data import ImageSet, Unreadable
 from adasim.errors import UserError
-from adasim.eval.kept import Parts, as_bytes, read_features, write_features
+from adasim.eval.kept import Parts, read_features, write_features
 from adasim.models import Backbone
+from adasim.models.files import hash_tensors
 from adasim.models.transforms import EvalTransform
 from adasim.ranks.devices import image_layout
 
@@ -124,6 +125,29 @@ def encode(backbone: Backbone, views: Tensor, kind: FeatureKind = "pooled") -> T
         return torch.cat([cls, patches.mean(dim=(2, 3))], dim=1)  # type: ignore[list-item]
     blocks = backbone.tokens(views, min(4, len(net.blocks)))
     return torch.cat([cls for cls, _ in blocks], dim=1)  # type: ignore[misc]
+
+
+def require_finite(features: Tensor, backbone: Backbone) -> None:
+    """A sentence with the cause if features (B, ...) of images that could be read are not finite."""
+    low, high = features.flatten(1).aminmax(dim=1)  # both are NaN where any value is
+    wrong = int((~(low.isfinite() & high.isfinite())).sum())
+    if not wrong:
+        return
+    weights = backbone.net.state_dict().items()
+    broken = [name for name, tensor in weights if not tensor.isfinite().all()]
+    cause = (
+        "its weights are finite, so they are too large, or mean and std of its normalisation are not its own. Check "
+        "where they come from"
+    )
+    if broken:
+        cause = (
+            f"{len(broken)} of its {len(weights)} tensors of weights are not finite either, such as {broken[0]}. Its "
+            f"file is damaged or its training diverged: use another"
+        )
+    raise UserError(
+        f"{backbone.spec['name']} gives features that are not finite for {wrong:,} of {len(features):,} images: "
+        f"{cause}."
+    )
 
 
 def require_size(backbone: Backbone, size: int) -> None:
@@ -287,7 +311,9 @@ class FeatureCache:
         kept[list(unreadable)] = False
         ids = kept.nonzero()[:, 0]
         labels = None if images.labels is None else images.labels[ids]
-        return Features(values if kept.all() else values[ids], ids, labels, unreadable)
+        found = Features(values if kept.all() else values[ids], ids, labels, unreadable)
+        require_finite(found.values, backbone)
+        return found
 
     def _path(self, backbone: Backbone, images: ImageSet, transform: EvalTransform, kind: str) -> Path | None:
         if self.folder is None:
@@ -313,11 +339,7 @@ def default_folder() -> Path:
 
 def weights_hash(backbone: Backbone) -> str:
     """SHA-256 over the encoder's description and weights."""
-    digest = hashlib.sha256(json.dumps(backbone.spec, sort_keys=True).encode())
-    for name, tensor in sorted(backbone.net.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(as_bytes(tensor.cpu()))
-    return digest.hexdigest()
+    return hash_tensors(backbone.net.state_dict(), json.dumps(backbone.spec, sort_keys=True))
 
 
 @contextmanager

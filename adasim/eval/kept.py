@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adasim.files import atomic_write, remove
+from adasim.models.files import as_bytes
 
 KEEP_S = 30.0
 """Seconds of work that a killed pass may lose."""
@@ -99,8 +100,3 @@ def read_features(path: Path, made: str | None = None) -> tuple[Tensor, dict[int
     except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError):
         return None
     return values, unreadable
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """A tensor's memory, for a hash."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -33,7 +33,7 @@ from torch import Tensor
 from adasim.config import ModelConfig
 from adasim.errors import UserError
 from adasim.models.backbones import RESNETS, VITS, configuration, is_timm, nearest_models
-from adasim.models.files import BACKBONE_FILE, is_ours, read_backbone
+from adasim.models.files import BACKBONE_FILE, is_ours, missing, read_backbone
 from adasim.models.names import is_torchvision_vit, timm_names
 from adasim.models.published import CONFIG_FILE, PROCESSOR_FILE, WEIGHTS_FILES, is_published, read_description
 from adasim.models.transforms import EvalTransform
@@ -107,7 +107,7 @@ def _read_folder(folder: Path) -> Weights:
         if (folder / f"model{suffix}").is_file():
             raise _program(folder, kind)
     if not is_published(folder) and (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{folder} has no {BACKBONE_FILE} yet. Let the run's first epoch end.")
+        raise UserError(missing(folder / BACKBONE_FILE))
     if not is_published(folder):
         raise UserError(
             f"{folder} is a folder without {BACKBONE_FILE}, and without a {CONFIG_FILE} of timm's or transformers'. "

@@ -6,7 +6,6 @@ pure functions of the counters below.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections import deque
@@ -23,6 +22,7 @@ from adasim.data import ImageSet, PairLoader, worker_count
 from adasim.errors import UserError
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
+from adasim.models.files import hash_tensors
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
 from adasim.ranks.devices import build_scaler, image_layout, working_precision
 from adasim.ranks.processes import ALONE, Distributed
@@ -208,12 +208,8 @@ class TrainState:
         if self.memory is not None:
             groups["memory"] = self.memory.state_dict()
         position = (self.step, self.epoch, self.step_in_epoch, self.loss_sum, self.partners_changed)
-        total = hashlib.sha256(repr(position).encode())
-        for group, tensors in sorted(groups.items()):
-            for name, tensor in sorted(tensors.items()):
-                total.update(f"{group}.{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return total.hexdigest()
+        named = {f"{group}.{name}": t for group, tensors in groups.items() for name, t in tensors.items()}
+        return hash_tensors(named, repr(position))
 
 
 def bytes_on_disk(

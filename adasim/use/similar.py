@@ -17,7 +17,7 @@ from adasim.data.sources.decode import decode
 from adasim.data.sources.excluded import file_name
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
-from adasim.eval.features import encode, frozen
+from adasim.eval.features import encode, frozen, require_finite
 from adasim.models import Backbone
 from adasim.neighbors import search
 from adasim.options import Options
@@ -110,7 +110,9 @@ def _feature(extractor: Extractor, query: Tensor) -> Tensor:
     backbone = extractor.encoder.backbone
     with frozen(backbone), torch.inference_mode():
         view = extractor.encoder.transform(query)[None].to(extractor.device)
-        return encode(backbone.to(extractor.device), view).float().cpu()
+        feature = encode(backbone.to(extractor.device), view).float().cpu()
+    require_finite(feature, backbone)
+    return feature
 
 
 def _same_file(one: str, other: str | Path) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from adasim.data import synthetic
+from adasim.errors import UserError
 from adasim.eval.dense import PatchFeatures, warp
 from adasim.models import load_backbone
 from adasim.models.transforms import EvalTransform
@@ -41,6 +42,17 @@ def test_a_warp_turns_by_up_to_5_degrees_and_scales_by_0_75_to_1_25() -> None:
     scale, angle = 1 / down.norm(dim=1), torch.atan2(-down[:, 0], down[:, 1]).rad2deg()
     assert (float(scale.min()), float(scale.max())) == pytest.approx((0.75, 1.25), abs=0.01)
     assert (float(angle.min()), float(angle.max())) == pytest.approx((-5, 5), abs=0.2)
+
+
+def test_patch_features_that_are_not_finite_are_refused(make_run: MakeRun) -> None:
+    backbone = load_backbone(make_run(model="vit_mini", method="dino"))
+    with torch.no_grad():
+        backbone.net.get_parameter("patch_embed.proj.bias").fill_(torch.nan)
+    patches = PatchFeatures(
+        backbone, synthetic(10, 16), torch.arange(10), TRANSFORM, size=32, n_blocks=2, batch_size=4
+    )
+    with pytest.raises(UserError, match=r"not finite for 4 of 4 images: 1 of its .* such as patch_embed"):
+        patches.hold()
 
 
 def test_held_patch_features_are_those_of_the_images_in_order(make_run: MakeRun) -> None:

@@ -13,7 +13,16 @@ import torch
 
 from adasim.config import ModelConfig
 from adasim.errors import UserError
-from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, load_backbone, save_backbone
+from adasim.eval.encoders import open_encoder
+from adasim.models import (
+    BACKBONE_FILE,
+    EvalTransform,
+    build_backbone,
+    load_backbone,
+    read_weights,
+    save_backbone,
+)
+from adasim.models.files import hash_tensors
 
 
 def build(name="resnet_tiny", size=32, channels=1, **kwargs):
@@ -135,6 +144,57 @@ def test_a_missing_file_is_named(tmp_path):
         load_backbone(tmp_path)
 
 
+def test_a_bit_flipped_anywhere_in_a_file_is_noticed(tmp_path):
+    path = tmp_path / "b.safetensors"
+    save_backbone(path, build("vit_mini", size=8, patch_size=8))
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for place in [*range(0, header, 23), *range(header, len(whole), len(whole) // 40)]:
+        data = bytearray(whole)
+        data[place] ^= 1 << place % 8
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"b\.safetensors is (damaged|not a whole safetensors file)"):
+            load_backbone(path)
+
+
+def test_a_file_whose_second_half_was_zeroed_is_refused_with_the_command_that_writes_it_again(tmp_path):
+    path = tmp_path / "my run" / BACKBONE_FILE
+    (path.parent / "checkpoints").mkdir(parents=True)
+    (path.parent / "config.json").write_text("{}")
+    save_backbone(path, build())
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2].ljust(len(data), b"\0"))
+    remedy = "To write it again from the newest checkpoint: adasim pretrain --resume"
+    for load in (load_backbone, open_encoder, lambda path: read_weights(str(path))):
+        for named in (path, path.parent):
+            with pytest.raises(UserError) as error:
+                load(named)
+            assert str(error.value) == f"{path} is damaged: its SHA-256 differs. {remedy} '{path.parent}'"
+
+
+def test_a_damaged_header_in_a_run_is_refused_with_the_command_that_writes_it_again(tmp_path):
+    path = tmp_path / BACKBONE_FILE
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    path.write_bytes(bytes(100))
+    for named in (path, tmp_path):
+        with pytest.raises(UserError, match=r"safetensors is not a whole .* adasim pretrain --resume"):
+            open_encoder(named)
+
+
+def test_equal_encoders_are_equal_files_and_a_file_without_a_checksum_is_read_as_it_is(tmp_path):
+    backbone = build()
+    save_backbone(tmp_path / "a.safetensors", backbone)
+    save_backbone(tmp_path / "b.safetensors", load_backbone(tmp_path / "a.safetensors"))
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    older = notes(tmp_path / "a.safetensors")
+    del older["sha256"]
+    older["adasim"] = json.dumps(backbone.spec)
+    (tmp_path / "c.safetensors").write_bytes(safetensors.torch.save(backbone.net.state_dict(), older))
+    loaded = load_backbone(tmp_path / "c.safetensors")
+    assert hash_tensors(loaded.net.state_dict()) == hash_tensors(backbone.net.state_dict())
+
+
 @pytest.mark.parametrize("keep", [0, 1, 7, 0.5])
 def test_a_truncated_file_is_refused(tmp_path, keep):
     path = tmp_path / "b.safetensors"
@@ -221,7 +281,7 @@ def test_an_impossible_description_is_one_sentence(tmp_path, changes):
     path = tmp_path / "b.safetensors"
     spec = backbone.spec | changes
     path.write_bytes(safetensors.torch.save(backbone.net.state_dict(), {"adasim": json.dumps(spec)}))
-    with pytest.raises(UserError, match=r"b\.safetensors .* Export it again"):
+    with pytest.raises(UserError, match=r"b\.safetensors .* Copy or export it again"):
         load_backbone(path)
 
 

@@ -375,8 +375,10 @@ def test_pickled_code_is_never_run(tmp_path: Path) -> None:
 def test_what_cannot_be_a_source_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "w.pth")
     (tmp_path / "model.onnx").write_bytes(b"")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text("{}")
+    for run in ("run", "lost"):
+        (tmp_path / run / "checkpoints").mkdir(parents=True)
+        (tmp_path / run / "config.json").write_text("{}")
+    (tmp_path / "lost" / "checkpoints" / "step-000000009").mkdir()
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     for source, words in {
@@ -387,7 +389,9 @@ def test_what_cannot_be_a_source_is_one_sentence(tmp_path: Path, monkeypatch: py
         "vit_small": "There are no trained weights called vit_small",
         "model.onnx": "is a program of ONNX, whose weights cannot be taken out. Give the run",
         ".": "is a program of ONNX",
-        "run": "run has no backbone.safetensors yet. Let the run's first epoch end.",
+        "run": "run has no backbone.safetensors yet. Let the run save once.",
+        "lost": "lost has lost its backbone.safetensors. To write it again from the newest checkpoint: adasim "
+        "pretrain --resume lost",
         "empty": "empty is a folder without backbone.safetensors",
     }.items():
         with pytest.raises(UserError) as error:

@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 import adasim
 from adasim.cli.main import main
 from adasim.eval import features, kept
-from adasim.models import load_backbone
+from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
 from adasim.use.embed import Embedding
 from adasim.use.sheet import contact_sheet
@@ -52,6 +52,43 @@ def test_each_row_is_the_feature_of_the_file_beside_it(run: Path, photos: Path) 
     assert agrees(found, one_by_one(run, photos))
     assert found.labels is not None
     assert [found.classes[label] for label in found.labels] == [name[0] for name in found.files]
+
+
+@pytest.fixture(params=["nan", "large"])
+def diverged(run: Path, request: pytest.FixtureRequest) -> Path:
+    """A run whose encoder gives features that are not finite."""
+    encoder = load_backbone(run)
+    with torch.no_grad():
+        value = float("nan") if request.param == "nan" else 1e38
+        next(encoder.net.parameters()).fill_(value)
+    save_backbone(run / BACKBONE_FILE, encoder)
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "embed {run} --data {photos} --out {out}/f.npz",
+        "similar {run} {photos}/a/00.png --in {photos} --no-picture",
+        "eval knn {run} --data {photos}",
+        "eval linear {run} --data {photos}",
+        "eval fewshot {run} --data {photos}",
+        "eval views {run} --data {photos}",
+        "gallery --backbone {run} --data {photos} --out {out}/g.png",
+        "explore --backbone {run} --data {photos} --out {out}/e.html",
+    ],
+)
+def test_features_that_are_not_finite_are_refused_by_every_command_with_the_cause(
+    diverged: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (photos / "a" / "broken.png").write_bytes(b"no image")  # its row is NaN by design, and does not count
+    if command.startswith("eval"):
+        (photos / "a" / "broken.png").unlink()
+    words = command.format(run=diverged, photos=photos, out=tmp_path).split()
+    said = refusal([*words, "--workers", "0", "--no-cache"], capsys)
+    assert "resnet_tiny gives features that are not finite for 12 of 12 images: " in said
+    assert "its weights are finite, so" in said or "not finite either, such as conv1.0.weight." in said
+    assert not (tmp_path / "f.npz").exists()
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet", "npy"])
