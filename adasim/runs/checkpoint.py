@@ -38,7 +38,7 @@ from adasim.runs.packing import unpack_optimizer as unpack_optimizer
 from adasim.runs.verify import EPOCH, STEP, SUFFIX, Checkpoint, Verifier, order
 
 
-class SaveFailed(Exception):  # noqa: N818 - it says what happened
+class SaveFailed(UserError):  # noqa: N818 - it says what happened
     """A save did not succeed (disk full, quota, folder gone); the checkpoints before it are untouched."""
 
 

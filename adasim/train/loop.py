@@ -19,7 +19,8 @@ from adasim import seeding
 from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader
 from adasim.errors import UserError
-from adasim.models import BACKBONE_FILE, EvalTransform, save_backbone
+from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, save_backbone
+from adasim.models.files import backbone_bytes
 from adasim.neighbors import PairPolicy
 from adasim.ranks.devices import autocast, image_layout
 from adasim.ranks.processes import ALONE, Distributed
@@ -93,6 +94,7 @@ class Training:
         for note in self.notes:
             self.report.say(note)
         if state.epoch >= config.epochs and self.saved_step == state.step:
+            self.mend_encoder()
             self.report.say(f"{self.path} is complete: nothing is left of its {config.epochs} epochs.")
             return
         with self.report, StopRequests(self.report.say if self.ranks.is_main else None) as stop:
@@ -236,8 +238,7 @@ class Training:
                 self.report.sync()
                 if self.ranks.is_main:
                     self.unreadable_list.update(self.loader.quarantined)
-                    encoder, transform = self.state.method.eval_encoder, EvalTransform.for_run(self.config)
-                    save_backbone(self.path / BACKBONE_FILE, encoder, transform)
+                    save_backbone(self.path / BACKBONE_FILE, *self.encoder())
             self.state.save(self.store)
             self.saved_step = self.state.step
             if self.ranks.is_main and not self.run_folder.has_saved:
@@ -245,3 +246,23 @@ class Training:
                     self.run_folder.identify(saved=True)
         except SaveFailed as problem:
             self.report.say(f"Step {self.state.step} is not saved yet: {problem}")
+
+    def encoder(self) -> tuple[Backbone, EvalTransform]:
+        """What the run is for, and the view that it expects."""
+        return self.state.method.eval_encoder, EvalTransform.for_run(self.config)
+
+    def mend_encoder(self) -> None:
+        """Write a complete run's encoder again where its file is not what the run would write.
+
+        Raises:
+            SaveFailed: it cannot be written; on all ranks.
+        """
+        file = self.path / BACKBONE_FILE
+        with self.store.saving("the encoder"):
+            whole = file.is_file() and file.read_bytes() == backbone_bytes(*self.encoder())
+            if self.ranks.is_main and not whole:
+                was = "damaged, or of an earlier version" if file.exists() else "missing"
+                save_backbone(file, *self.encoder())
+                self.report.say(
+                    f"{file} was {was}: it is written again, from the checkpoint of step {self.state.step}."
+                )

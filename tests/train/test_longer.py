@@ -1,15 +1,18 @@
 """Beginning again and going on for longer: resumes without a checkpoint, and with more epochs."""
 
+import errno
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import in_one_line
+from helpers import contents, flip, in_one_line
 from pretrainings import Digest, Metrics, Runs, Small, kill_at
 
+import adasim
 from adasim.api import pretrain
 from adasim.cli.main import main
 from adasim.errors import UserError
@@ -53,6 +56,48 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_silently_begun_again(
         pretrain(small(epochs=2), out, resume=True)
     assert before == ((out / "backbone.safetensors").read_bytes(), (out / "metrics.jsonl").read_bytes())
     pretrain(small(epochs=2), out, overwrite=True)
+
+
+@pytest.mark.parametrize("damage", ["missing", "zeroed", "one bit", "empty"])
+def test_a_complete_run_whose_encoder_is_lost_or_damaged_writes_it_again_at_a_resume(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    out = pretrain(small(epochs=1), tmp_path / "run")
+    file = out / "backbone.safetensors"
+    before = contents(out)
+    whole = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    elif damage == "one bit":
+        flip(file)
+    else:
+        file.write_bytes(whole[: len(whole) // 2].ljust(len(whole), b"\0") if damage == "zeroed" else b"")
+    with pytest.raises(UserError) as error:
+        adasim.load_backbone(out)
+    assert str(error.value).endswith(f"adasim pretrain --resume {out}")
+    capsys.readouterr()
+    main(["pretrain", "--resume", str(out), "--no-curves", "--no-compare"])
+    said = in_one_line(capsys.readouterr().out)
+    was = "missing" if damage == "missing" else "damaged, or of an earlier version"
+    assert f"{file} was {was}: it is written again, from the checkpoint of step 3." in said
+    assert f"{out} is complete: nothing is left of its 1 epochs." in said
+    assert contents(out) == before
+    pretrain(small(epochs=1), out, resume=True)
+    assert "written again" not in capsys.readouterr().out
+
+
+def test_a_lost_encoder_that_cannot_be_written_again_is_one_sentence(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = pretrain(small(epochs=1), tmp_path / "run")
+    (out / "backbone.safetensors").unlink()
+
+    def full(path: Path, *encoder: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("adasim.train.loop.save_backbone", full)
+    with pytest.raises(UserError, match=r"Could not write the encoder to .*: No space left on device\."):
+        pretrain(small(epochs=1), out, resume=True)
 
 
 def test_the_command_line_overwrites_only_when_told_to(
