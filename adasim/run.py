@@ -12,7 +12,7 @@ from adasim.data import ImageSet, leave_out, open_images
 from adasim.eval.results import RESULTS_FILE, Result, read_results
 from adasim.models import Backbone, load_backbone
 from adasim.neighbors import NeighborMemory
-from adasim.runs.checkpoint import CheckpointStore
+from adasim.runs.checkpoint import Checkpoint, read_newest
 from adasim.runs.folder import RunFolder
 from adasim.runs.metrics import read_metrics
 from adasim.train.state import load_memory, memory_options
@@ -66,7 +66,9 @@ class Run:
         `run.memory.distribution([3], tau=0.2)` gives image 3's neighbours and their probabilities. None, with a
         warning that says why, if the run keeps no neighbours or has not saved any yet.
         """
-        checkpoint = CheckpointStore(self.path, self.config.save.keep, _warn).load_latest()
+        return read_newest(self.path, self._memory_of, _warn)
+
+    def _memory_of(self, checkpoint: Checkpoint | None) -> NeighborMemory | None:
         if checkpoint is None:
             _warn(f"{self.path} has no checkpoint yet, and so no neighbour memory.")
             return None

@@ -95,10 +95,15 @@ def _in_order(data: bytes) -> bytes:
 
     safetensors writes the entries of `__metadata__` in an order that changes from process to process.
     """
-    size = int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header = json.dumps(_header(data), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the tensors behind it stay aligned
-    return b"".join([len(header).to_bytes(8, "little"), header, memoryview(data)[8 + size :]])
+    tensors = memoryview(data)[8 + int.from_bytes(data[:8], "little") :]
+    return b"".join([len(header).to_bytes(8, "little"), header, tensors])
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """The header of a safetensors file."""
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
 
 
 def load_backbone(path: str | Path) -> Backbone:
@@ -139,19 +144,19 @@ def read_backbone(path: Path) -> tuple[Backbone, EvalTransform | None]:
     """The encoder of a file in evaluation mode, and its transform, None where neither file nor run says."""
     if not path.is_file():
         raise UserError(missing(path))
+    data = path.read_bytes()  # in one go: a run may replace the file at any moment
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            notes = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if _HASH in notes and notes[_HASH] != _content_hash(notes, tensors):
-                raise UserError(f"{path} is damaged: its SHA-256 differs. {again(path)}")
-            if _HEADER not in notes:
-                raise UserError(f"{path} does not say which model it holds; it was not written by adasim.")
-            found = {name: list(tensor.shape) for name, tensor in tensors.items()}
-            backbone = _built(_checked(notes[_HEADER], path), found, path)
-            backbone.net.load_state_dict(tensors)
+        tensors = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a whole safetensors file ({error}). {again(path)}") from error
+    notes = _header(data).get("__metadata__", {})
+    if _HASH in notes and notes[_HASH] != _content_hash(notes, tensors):
+        raise UserError(f"{path} is damaged: its SHA-256 differs. {again(path)}")
+    if _HEADER not in notes:
+        raise UserError(f"{path} does not say which model it holds; it was not written by adasim.")
+    found = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    backbone = _built(_checked(notes[_HEADER], path), found, path)
+    backbone.net.load_state_dict(tensors)
     if _TRANSFORM in notes:
         transform: EvalTransform | None = checked_transform(parsed(notes[_TRANSFORM]), path)
     else:

@@ -23,7 +23,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -36,6 +36,9 @@ from adasim.runs.manifest import PLAIN, InvalidCheckpoint, OtherFormat, seal
 from adasim.runs.packing import pack_optimizer as pack_optimizer
 from adasim.runs.packing import unpack_optimizer as unpack_optimizer
 from adasim.runs.verify import EPOCH, STEP, SUFFIX, Checkpoint, Verifier, order
+
+T = TypeVar("T")
+_TRIES = 20  # to read from a run that goes on; it would have to save that often meanwhile
 
 
 class SaveFailed(UserError):  # noqa: N818 - it says what happened
@@ -159,7 +162,7 @@ class CheckpointStore:
         self.verifier.forget()  # what is about to be trusted is read again
         problems: list[str] = []
         incomplete: Checkpoint | None = None
-        for path in self._newest_first():
+        for path in self.newest_first():
             try:
                 checkpoint = self.verifier.verify(path)
             except OtherFormat as other:
@@ -193,7 +196,7 @@ class CheckpointStore:
         incomplete: list[Checkpoint] = []
         others: list[Path] = []
         needed: set[str] = set()
-        for path in self._newest_first():
+        for path in self.newest_first():
             if (theirs := self.verifier.of_others(path)) is not None:
                 needed |= theirs
                 continue
@@ -220,12 +223,13 @@ class CheckpointStore:
                 if path.name not in needed:
                     path.unlink()
 
-    def _newest_first(self) -> list[Path]:
+    def newest_first(self) -> list[Path]:
+        """The folders that are called as checkpoints are, whole or not."""
         found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else iter(())
         return sorted((p for p in found if STEP.fullmatch(p.name)), key=order, reverse=True)
 
     def _free_name(self, step: int) -> Path:
-        revisions = [revision for s, revision in map(order, self._newest_first()) if s == step]
+        revisions = [revision for s, revision in map(order, self.newest_first()) if s == step]
         suffix = f".{max(revisions) + 1}" if revisions else ""
         return self.checkpoints / f"step-{step:09d}{suffix}"
 
@@ -260,6 +264,38 @@ class CheckpointStore:
                     f"Could not write {what} to {self.checkpoints.parent}: {reason}. "
                     f"The checkpoints before it are untouched; make room on the disk before the next save."
                 ) from error
+
+
+def read_newest(
+    folder: Path, read: Callable[[Checkpoint | None], T], warn: Callable[[str], None] = print
+) -> T:
+    """What `read` makes of the newest whole checkpoint (None: there is none) of a run whose lock is not held.
+
+    The run may be going on and delete a checkpoint while it is looked at. So nothing counts as damage as long as the
+    list of checkpoints changes: the newer ones are read then.
+    """
+    for _ in range(_TRIES):
+        said: list[str] = []
+        store = CheckpointStore(folder, keep=1, warn=said.append)
+        listed = store.newest_first()
+        try:
+            checkpoint = store.load_latest()
+            if (checkpoint is not None and not said) or store.newest_first() == listed:
+                value = read(checkpoint)
+                for sentence in said:
+                    warn(sentence)
+                return value
+        except (
+            UserError,
+            OSError,
+            SafetensorError,
+            RuntimeError,
+        ):  # the last is torch's, for a file that is gone
+            if store.newest_first() == listed:
+                raise
+    raise UserError(
+        f"{folder} saves, and deletes what it saved before, faster than it can be read. Try again."
+    )
 
 
 def _first(lost: dict[str, str]) -> str:

@@ -96,10 +96,9 @@ class Verifier:
                 _require_plain(name)
                 try:
                     self._check(self.history, name, entry)
-                except InvalidCheckpoint as problem:
-                    lost[name] = str(problem)
-                except OSError as error:
-                    lost[name] = f"{name} could not be read ({error.strerror})"
+                except (InvalidCheckpoint, OSError) as problem:
+                    reason = getattr(problem, "strerror", None)  # of an OSError
+                    lost[name] = f"{name} could not be read ({reason})" if reason else str(problem)
             return Checkpoint(path, step, manifest["info"], tuple(groups), names, lost, manifest["run"])
         except OSError as error:
             raise InvalidCheckpoint(

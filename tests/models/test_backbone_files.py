@@ -172,6 +172,21 @@ def test_a_file_whose_second_half_was_zeroed_is_refused_with_the_command_that_wr
             assert str(error.value) == f"{path} is damaged: its SHA-256 differs. {remedy} '{path.parent}'"
 
 
+def test_an_encoder_replaced_by_its_run_while_it_is_read_is_not_taken_for_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "b.safetensors"
+    save_backbone(path, build())
+    newer, from_file = build(), torch.UntypedStorage.from_file
+
+    def meanwhile(
+        *arguments, **options
+    ):  # by which safetensors opens a file again after it has read the header
+        save_backbone(path, newer)
+        return from_file(*arguments, **options)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", meanwhile)
+    load_backbone(path)
+
+
 def test_a_damaged_header_in_a_run_is_refused_with_the_command_that_writes_it_again(tmp_path):
     path = tmp_path / BACKBONE_FILE
     (tmp_path / "checkpoints").mkdir()

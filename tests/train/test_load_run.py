@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from helpers import flip
 from pretrainings import Small, Whole
 
 import adasim
@@ -15,6 +18,7 @@ from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
+from adasim.runs.verify import Checkpoint, Verifier
 from adasim.train.state import build_state
 
 
@@ -83,6 +87,105 @@ def test_the_memory_is_whole_though_two_ranks_saved_it(whole: Whole) -> None:
 def test_a_run_can_be_looked_at_while_another_process_holds_it(out: Path) -> None:
     with RunFolder.open(out):
         assert adasim.load_run(out).memory is not None
+
+
+class Going:
+    """A copy of a run that goes on with `--save.keep 1`: a newer checkpoint takes the place of the one before."""
+
+    def __init__(self, out: Path, folder: Path) -> None:
+        self.path = Path(shutil.copytree(out, folder))
+        self.saves = 0
+        *older, self.newest = sorted((self.path / "checkpoints").iterdir())
+        for path in older:
+            shutil.rmtree(path)
+
+    def save(self) -> None:
+        self.saves += 1
+        newer = self.newest.with_name(f"{self.newest.name.partition('.')[0]}.{self.saves}")
+        shutil.copytree(self.newest, newer)
+        shutil.rmtree(self.newest)
+        self.newest = newer
+
+
+@pytest.fixture
+def going(out: Path, tmp_path: Path) -> Going:
+    return Going(out, tmp_path / "going")
+
+
+@pytest.mark.parametrize("moment", ["found", "in part verified", "verified", "opened", "in part read"])
+def test_a_checkpoint_deleted_by_the_run_while_it_is_read_gives_way_to_the_newer_one(
+    out: Path, going: Going, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, moment: str
+) -> None:
+    hooks: dict[str, tuple[Any, str, bool]] = {
+        "found": (Verifier, "verify", True),
+        "in part verified": (Verifier, "hash", False),
+        "verified": (Verifier, "verify", False),
+        "opened": (torch.UntypedStorage, "from_file", True),  # safetensors has read the header by then
+        "in part read": (Checkpoint, "tensors", False),
+    }
+    owner, name, before = hooks[moment]
+    call = getattr(owner, name)
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        if before and not going.saves:
+            going.save()
+        found = call(*arguments, **options)
+        if not before and not going.saves:
+            going.save()
+        return found
+
+    monkeypatch.setattr(owner, name, meanwhile)
+    memory = adasim.load_run(going.path).memory
+    assert going.saves == 1
+    monkeypatch.undo()
+    expected = adasim.load_run(out).memory
+    assert memory is not None
+    assert expected is not None
+    assert all(torch.equal(tensor, memory.state_dict()[n]) for n, tensor in expected.state_dict().items())
+    assert not recwarn.list
+
+
+def test_lists_that_the_run_deletes_while_they_are_read_are_not_lost(
+    going: Going, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """An older checkpoint needs lists that a newer one does not."""
+    verify = Verifier.verify
+    [needed, *_] = sorted((going.path / "history").iterdir())
+    kept = needed.read_bytes()
+
+    def meanwhile(self: Verifier, path: Path) -> Checkpoint:
+        if going.saves:
+            needed.write_bytes(kept)  # stands for those of the newer one
+        else:
+            needed.unlink()
+        found = verify(self, path)
+        if not going.saves:
+            going.save()
+        return found
+
+    monkeypatch.setattr(Verifier, "verify", meanwhile)
+    assert adasim.load_run(going.path).memory is not None
+    assert not recwarn.list
+
+
+def test_a_run_that_saves_faster_than_it_can_be_read_is_not_called_damaged(
+    going: Going, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = Verifier.verify
+
+    def meanwhile(self: Verifier, path: Path) -> Checkpoint:
+        going.save()
+        return verify(self, path)
+
+    monkeypatch.setattr(Verifier, "verify", meanwhile)
+    with pytest.raises(UserError, match=r"faster than it can be read\. Try again\.$"):
+        _ = adasim.load_run(going.path).memory
+
+
+def test_a_checkpoint_that_is_damaged_and_stays_so_is_still_told(going: Going) -> None:
+    flip(going.newest / "memory-00000.safetensors")
+    with pytest.raises(UserError, match=r"No usable checkpoint in .* Restore it from a copy"):
+        _ = adasim.load_run(going.path).memory
 
 
 def test_a_run_without_a_memory_says_so(small: Small, tmp_path: Path) -> None:
