@@ -52,7 +52,7 @@ class Run:
     @property
     def results(self) -> list[Result]:
         """What `adasim eval` has measured so far, oldest first."""
-        return read_results(self.path) if (self.path / RESULTS_FILE).is_file() else []
+        return read_results(self.path, _warn) if (self.path / RESULTS_FILE).is_file() else []
 
     @cached_property
     def encoder(self) -> Backbone:

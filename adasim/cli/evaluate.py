@@ -71,7 +71,8 @@ def show_table(arguments: TableArguments, console: Console) -> None:
     from adasim.eval.results import compare
     from adasim.eval.tables import print_comparison, to_latex, to_markdown
 
-    comparison = compare(list(arguments.runs))
+    aside = terminal.console(stderr=True)  # the table may be on its way into a file
+    comparison = compare(list(arguments.runs), lambda sentence: aside.print(sentence, soft_wrap=True))
     if arguments.format == "terminal":
         print_comparison(comparison, console)
     else:

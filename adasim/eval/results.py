@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from adasim.data.sources.found import few
 from adasim.errors import UserError
 from adasim.runs.settings import versions
 
@@ -77,21 +79,25 @@ def append_result(path: Path, result: Result, device: str) -> None:
         raise UserError(f"The result could not be written to {path}: {error.strerror or error}.") from None
 
 
-def read_results(path: Path) -> list[Result]:
-    """The results of a run folder or of a file, oldest first; torn and foreign lines are passed over."""
+def read_results(path: Path, say: Callable[[str], None] = lambda sentence: None) -> list[Result]:
+    """The results of a run folder or of a file, oldest first; torn and foreign lines are left out, which is said."""
     path = Path(path)
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"No results in {path}. Measure it first: adasim eval knn {path}")
-    found = []
-    for line in file.read_bytes().splitlines():
+    found, damaged = [], []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             record = json.loads(line)
             result = Result(**{name: record[name] for name in Result.__dataclass_fields__})
             float(result.value), result.column
         except (ValueError, TypeError, KeyError, RecursionError):
+            damaged.append(str(number))
             continue
         found.append(result)
+    if damaged:
+        lines = f"lines {few(damaged)} are" if damaged[1:] else f"line {damaged[0]} is"
+        say(f"{file}: {lines} left out, as damaged.")
     return found
 
 
@@ -105,14 +111,17 @@ class Comparison:
     """A run's name and its cells: the newest value and its difference to the baseline's, or None."""
 
 
-def compare(runs: list[Path]) -> Comparison:
-    """The newest result of each run in each column; few-shot results over several data sets get an average."""
+def compare(runs: list[Path], say: Callable[[str], None] = lambda sentence: None) -> Comparison:
+    """The newest result of each run in each column; few-shot results over several data sets get an average.
+
+    Lines of results that are damaged are left out, and `say` is told.
+    """
     if not runs:
         raise UserError("Name the run folders to compare: adasim eval table RUN RUN ...")
     tables = []
     for run in runs:
         newest: dict[tuple[str, ...], float] = {}
-        for result in read_results(run):
+        for result in read_results(run, say):
             newest[result.column] = float(result.value)
         if not newest:
             raise UserError(f"No results in {run}. Measure it first: adasim eval knn {run}")

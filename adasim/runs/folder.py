@@ -260,7 +260,12 @@ class RunFolder:
 
     def version_changes(self) -> list[str]:
         """A sentence for each package that is not the one the run began with: rounding may then differ."""
-        before = _read_json(self.path / "versions.json")
+        before = _read_json(self.path / "versions.json", vital=False)
+        if not before:
+            return [
+                f"{self.path / 'versions.json'} is lost or damaged: whether torch, timm and others are those "
+                f"that the run began with cannot be told."
+            ]
         now = versions(before.get("device", ""))
         return [
             f"This run began with {name} {before[name]} and goes on with {now.get(name)}."
@@ -300,7 +305,7 @@ def check_source(run: Path, source: str) -> None:
     if not is_path(source) or os.path.exists(source):
         return
     elsewhere = "say where they are now with --data NEW-PLACE"
-    folder = _read_json(run / "versions.json").get("started_in")
+    folder = _read_json(run / "versions.json", vital=False).get("started_in")
     if os.path.isabs(source) or folder == os.getcwd():
         raise UserError(
             f"The images of {run} were at {source}, and there is nothing now. Put them back, or {elsewhere}."
@@ -336,13 +341,15 @@ def _write_json(path: Path, value: Any) -> None:
     atomic_write(path, json.dumps(value, indent=1).encode() + b"\n")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, *, vital: bool = True) -> dict[str, Any]:
+    """What a file of a run says; a damaged one is refused, unless it is not vital: then it says nothing."""
+    value, problem = None, "is not a file of ours"
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}). Restore it, or start again with another --out."
-        ) from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is not a file of ours. Restore it, or start again with another --out.")
-    return value
+        problem = f"cannot be read ({error})"
+    if isinstance(value, dict):
+        return value
+    if not vital:
+        return {}
+    raise UserError(f"{path} {problem}. Restore it, or start again with another --out.")

@@ -101,15 +101,13 @@ def test_an_archive_is_refused_with_the_command_that_unpacks_it(
     folder = command.rpartition("-d " if "unzip" in command else "-C ")[2]
     with pytest.raises(UserError) as caught:
         open_images(name)
-    assert (
-        str(caught.value) == f"{name} is an archive. Unpack it with `{command}`, then name --data {folder}."
-    )
+    assert str(caught.value) == f"{name} is an archive. Unpack it with `{command}`, then name {folder}."
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.HEIC"])
 def test_one_image_is_refused_with_the_name_of_its_folder(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"?")
-    with pytest.raises(UserError, match=rf"is one image\. Name its folder: --data {tmp_path}$"):
+    with pytest.raises(UserError, match=rf"is one image\. Name its folder: {tmp_path}$"):
         open_images(str(tmp_path / name))
 
 

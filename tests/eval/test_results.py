@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from adasim import terminal
+from adasim.cli.main import main
 from adasim.errors import UserError
 from adasim.eval.results import Result, append_result, compare, read_results
 from adasim.eval.splits import data_name
@@ -71,7 +72,21 @@ def test_foreign_lines_are_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     file.write_text('[1]\n"text"\n{"protocol": "knn"}\nnot json\n')
     append_result(file, result(), "cpu")
-    assert len(read_results(tmp_path)) == 1
+    said: list[str] = []
+    assert len(read_results(tmp_path, said.append)) == 1
+    assert said == [f"{file}: lines 1, 2, 3 and 1 more are left out, as damaged."]
+
+
+def test_a_table_says_which_line_of_its_results_is_left_out_and_prints_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_with(tmp_path / "run", result(value=1.0), result(value=2.0))
+    lines = (run / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "results.jsonl").write_bytes(lines[0] + lines[1].replace(b"{", b"[", 1))
+    main(["eval", "table", str(run), "--format", "markdown"])
+    said = capsys.readouterr()
+    assert said.err == f"{run / 'results.jsonl'}: line 2 is left out, as damaged.\n"
+    assert said.out.splitlines()[-1].startswith("| run | 1.0 |")
 
 
 def test_a_table_shows_the_newest_values_and_their_difference_to_the_first_run(tmp_path: Path) -> None:

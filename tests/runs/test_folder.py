@@ -23,7 +23,7 @@ from adasim.config import Config, NeighborsConfig, SaveConfig
 from adasim.errors import UserError
 from adasim.files import TEMPORARY
 from adasim.runs import folder as module
-from adasim.runs.folder import RunFolder
+from adasim.runs.folder import RunFolder, check_source
 from adasim.runs.lock import FolderLock
 from adasim.runs.metrics import MetricsLog
 from adasim.runs.settings import check_same
@@ -225,6 +225,21 @@ def test_other_versions_are_named(tmp_path: Path) -> None:
         assert run.version_changes() == [
             f"This run began with torch 1.0 and goes on with {torch.__version__}."
         ]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[1]", b"{", b"[" * 100_000, b"\xff"])
+def test_versions_that_cannot_be_read_only_inform_and_do_not_stop_a_resume(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    create(tmp_path).close()
+    (tmp_path / "versions.json").unlink()
+    if content is not None:
+        (tmp_path / "versions.json").write_bytes(content)
+    with RunFolder.open(tmp_path) as run:
+        [sentence] = run.version_changes()
+        assert sentence.startswith(f"{tmp_path / 'versions.json'} is lost or damaged: ")
+    with pytest.raises(UserError, match=r"was started from another folder with --data photos, and here"):
+        check_source(tmp_path, "photos")
 
 
 # The lock

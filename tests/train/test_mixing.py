@@ -224,7 +224,7 @@ def test_an_edited_config_is_refused_with_the_name_of_the_field(
     assert contents(out) == before
 
 
-@pytest.mark.parametrize("name", ["config.json", "data.json", "run.json", "versions.json"])
+@pytest.mark.parametrize("name", ["config.json", "data.json", "run.json"])
 def test_an_emptied_description_is_refused_in_a_sentence(
     small: Small, finished: Path, tmp_path: Path, name: str
 ) -> None:

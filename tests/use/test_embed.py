@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 
 import adasim
 from adasim.cli.main import main
+from adasim.errors import UserError
 from adasim.eval import features, kept
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
@@ -89,6 +90,17 @@ def test_features_that_are_not_finite_are_refused_by_every_command_with_the_caus
     assert "resnet_tiny gives features that are not finite for 12 of 12 images: " in said
     assert "its weights are finite, so" in said or "not finite either, such as conv1.0.weight." in said
     assert not (tmp_path / "f.npz").exists()
+
+
+@pytest.mark.parametrize("among", ["nowhere", "nowhere.npz", "a/00.png"])
+def test_images_that_are_not_after_data_are_not_refused_as_if_they_were(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], among: str
+) -> None:
+    with pytest.raises(UserError, match=among) as error:
+        adasim.similar(run, photos / "a" / "00.png", photos / among)
+    assert "--data" not in str(error.value)
+    for command in (f"similar {run} {photos}/a/00.png --in", f"eval knn {run} --data {photos} --test"):
+        assert "--data" not in refusal([*command.split(), str(photos / among)], capsys)
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet", "npy"])

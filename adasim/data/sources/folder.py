@@ -138,7 +138,7 @@ def open_folder(root: str, split: str, known: Callable[[str], Listing | None] | 
         known: gives what is in a folder if that is known, or None; it is then looked for.
     """
     if not os.path.isdir(root):
-        raise UserError(f"No such folder: {root}. Check --data.")
+        raise UserError(f"No such folder: {root}. Check its spelling.")
     if Path(root).name in ("", ".."):  # `.` and its like name nothing
         root = os.path.abspath(root)
     found = {

@@ -69,7 +69,7 @@ def _read(path: str, split: str) -> tuple[dict[str, np.ndarray], list[str], dict
             arrays = {name: archive[name] for name in names if name in wanted}
             counts = {name: _count(archive, name) for name in names if name in ("x_train", "x_test")}
     except FileNotFoundError:
-        raise UserError(f"No such file: {path}. Check --data.") from None
+        raise UserError(f"No such file: {path}. Check its spelling.") from None
     except Exception as error:  # as with images: a damaged archive raises nearly anything
         reason = str(error) or type(error).__name__
         raise UserError(f"{path} cannot be read as an .npz file: {printable(reason)}") from None

@@ -83,9 +83,9 @@ def _one_file(source: str) -> UserError:
         folder = path.with_name(path.name[: -len(archive)] or "images")
         here, there = shlex.quote(source), shlex.quote(str(folder))
         command = _UNPACKED_BY[archive].format(here=here, there=there)
-        return UserError(f"{source} is an archive. Unpack it with `{command}`, then name --data {there}.")
+        return UserError(f"{source} is an archive. Unpack it with `{command}`, then name {there}.")
     if path.suffix[1:].lower() in (*EXTENSIONS, *HEIC_ENDINGS):
-        return UserError(f"{source} is one image. Name its folder: --data {shlex.quote(str(path.parent))}")
+        return UserError(f"{source} is one image. Name its folder: {shlex.quote(str(path.parent))}")
     return UserError(f"{source} is a file of a kind that is not known. Known are {_known()}.")
 
 
