@@ -17,16 +17,10 @@ from adasim.terminal import printable
 
 
 def given_features(file: Path, collection: Collection, data: str, say: Callable[[str], None]) -> Tensor:
-    """A row (D,) for each image of `data`; NaN for those that the file does not name, and `say` is told."""
+    """A row (D,) for each image of `data`; NaN, which `say` is told, for images that the file does not name."""
     features, files = read_features(file)
     if files:
         features = _placed(features, files, collection, file, data)
-        missing = (~torch.isfinite(features).all(1)).nonzero()[:, 0].tolist()
-        if missing:
-            first = collection.names[missing[0]]
-            say(
-                f"{file} has no features of {len(missing):,} images, such as {first}: they get no neighbours."
-            )
     elif len(features) != len(collection):
         train = collection.sets[0]
         divided = train.split and os.path.isdir(train.place)
@@ -36,6 +30,12 @@ def given_features(file: Path, collection: Collection, data: str, say: Callable[
             f"needed, in the order of the images: training images first, then test images, each by name; or an array "
             f"files that names the image of each row.{alone}"
         )
+    missing = (~torch.isfinite(features).all(1)).nonzero()[:, 0].tolist()
+    if len(missing) == len(features):
+        raise UserError(f"{file} has not one row of finite features. Make them anew.")
+    if missing:
+        first = collection.names[missing[0]]
+        say(f"{file} has no features of {len(missing):,} images, such as {first}: they get no neighbours.")
     return features
 
 

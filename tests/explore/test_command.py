@@ -165,6 +165,21 @@ def test_features_that_name_their_images_are_refused_for_others(
     assert "these are features of other images" in message
 
 
+def test_given_features_that_are_not_finite_are_counted_and_refused_if_all_are(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, values = photos / "mine.npz", np.load(photos / "mine.npz")["features"]
+    values[3] = np.inf
+    np.savez(file, features=values)
+    said: list[str] = []
+    open_features(file, str(photos / "photos"), ExploreOptions(), said.append)
+    assert said[-1] == f"{file} has no features of 1 images, such as class0/06.png: they get no neighbours."
+    np.savez(file, features=np.full_like(values, np.nan))
+    for command in ("explore", "gallery"):
+        asked = [command, "--features", str(file), "--data", str(photos / "photos")]
+        assert f"{file} has not one row of finite features." in refusal(asked, capsys)
+
+
 def test_names_may_be_bytes(photos: Path) -> None:
     data, file = photos / "photos", photos / "named.npz"
     values = np.load(photos / "mine.npz")["features"]
