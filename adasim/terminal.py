@@ -12,8 +12,9 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -63,6 +64,16 @@ def console(*, stderr: bool = False, quiet: bool = False, **options: Any) -> Con
         quiet=quiet,
         **options,
     )
+
+
+@contextmanager
+def without_font_warnings() -> Iterator[None]:
+    """While a figure is drawn: matplotlib says nothing of letters that no font has, and which become boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from|Matplotlib currently does not support"
+        )
+        yield
 
 
 def complain(error: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +16,7 @@ from adasim.curves.reading import RunCurves
 from adasim.errors import UserError
 from adasim.files import atomic_write
 from adasim.run import Run, load_run
+from adasim.terminal import without_font_warnings
 
 MOST_LINES = 24  # with more, the legend leaves no room for the curves
 
@@ -120,9 +120,7 @@ def write(figure: Any, file: Path) -> None:
         "pdf": {"Creator": MARK, "CreationDate": None},
     }
     buffer = io.BytesIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": MARK}), warnings.catch_warnings():
-        # A folder's name may be in another script.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": MARK}), without_font_warnings():
         figure.savefig(buffer, format=kind, dpi=DPI, metadata=marks[kind])
     try:
         atomic_write(file, buffer.getvalue())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from adasim.explore.collection import Collection
 from adasim.gallery.opening import Supports
 from adasim.gallery.picking import Picked
 from adasim.gallery.tables import Row
+from adasim.terminal import without_font_warnings
 from adasim.use.sheet import EMPTY, fitted
 
 _INK, _QUIET, _TRACK, _PAPER = "#1d1d1f", "#66666b", "#e6e6ea", "#ffffff"
@@ -81,9 +81,8 @@ def _plain() -> Iterator[None]:
     look = {"font.family": families, "pdf.fonttype": 42, "image.composite_image": False}
     log = logging.getLogger("matplotlib.font_manager")
     level = log.level
-    with style.context(["default", look]), warnings.catch_warnings():
+    with style.context(["default", look]), without_font_warnings():
         log.setLevel(logging.ERROR)  # that a font has no bold letters interests nobody
-        warnings.filterwarnings("ignore", message="Glyph")  # a letter that no font has becomes a box
         try:
             yield
         finally:

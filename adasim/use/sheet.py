@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from adasim.data import Unreadable
 from adasim.files import atomic_write
-from adasim.terminal import printable
+from adasim.terminal import printable, without_font_warnings
 from adasim.use.similar import Similar
 
 _INK, _QUIET, _ACCENT, _PAPER = "#1d1d1f", "#75757a", "#2f6fab", "#ffffff"
@@ -58,7 +58,8 @@ def contact_sheet(path: Path, found: Similar, title: str) -> None:
         x, y = left + column * pitch_x, _MARGIN + row * pitch_y
         cell(_load(found, i), x, y, _CELL, f"{place + 1}.  {score:.3f}", _short(name, _LETTERS), _INK)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor=_PAPER)
+    with without_font_warnings():
+        figure.savefig(buffer, format="png", facecolor=_PAPER)
     atomic_write(path, buffer.getvalue())
 
 

@@ -347,6 +347,15 @@ def test_a_sheet_of_one_answer_and_of_a_vanished_file_is_drawn(
         assert picture.width > picture.height
 
 
+def test_names_in_letters_that_no_font_has_are_drawn_without_a_warning(
+    run: Path, photos: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    strange = (photos / "b" / "03.png").rename(photos / "b" / "\U0001f408\u732b\u0915.png")
+    main(["similar", str(run), str(strange), "--in", str(photos), "--out", str(tmp_path / "sheet.png")])
+    assert (tmp_path / "sheet.png").exists()
+    assert [str(one.message) for one in recwarn if "font" in str(one.message)] == []
+
+
 def test_the_commands_help_needs_no_torch() -> None:
     script = (
         "import sys\nfrom adasim.cli.main import main\n"
