@@ -17,6 +17,7 @@ from adasim.eval.extractor import Extractor, Say, open_extractor
 from adasim.files import atomic_write
 from adasim.models import Backbone
 from adasim.options import Options
+from adasim.spreadsheet import to_csv
 from adasim.use.outputs import check_features_file, listing_beside
 
 
@@ -147,20 +148,13 @@ def _write_parquet(file: BinaryIO, found: Embedding, about: dict[str, str]) -> N
 
 def _write_listing(file: BinaryIO, found: Embedding) -> None:
     labels = [""] * len(found) if found.labels is None else _class_names(found)
-    rows = [
-        "file,label",
-        *(f"{_quoted(name)},{_quoted(label)}" for name, label in zip(found.files, labels, strict=True)),
-    ]
-    file.write(("\n".join(rows) + "\n").encode("utf-8", "surrogateescape"))
+    table = to_csv(("file", "label"), zip(found.files, labels, strict=True))
+    file.write(table.encode("utf-8", "surrogateescape"))
 
 
 def _class_names(found: Embedding) -> list[str]:
     assert found.labels is not None
     return [found.classes[label] if label >= 0 else "" for label in found.labels.tolist()]
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\r\n') else text
 
 
 def _utf8(name: str) -> str:

@@ -24,6 +24,7 @@ from adasim.errors import UserError
 from adasim.eval import features, kept
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
+from adasim.spreadsheet import read_csv
 from adasim.use.embed import Embedding
 from adasim.use.sheet import contact_sheet
 
@@ -283,6 +284,17 @@ def test_names_of_any_bytes_are_written(run: Path, photos: Path, tmp_path: Path)
     with (tmp_path / "f.csv").open(errors="surrogateescape") as file:
         assert 'a/caf\udce9, "x".png' in [row["file"] for row in csv.DictReader(file)]
     assert 'a/caf\udce9, "x".png' in np.load(tmp_path / "f.npz")["files"].tolist()
+
+
+def test_no_name_in_the_list_beside_the_features_is_a_formula(
+    run: Path, photos: Path, tmp_path: Path
+) -> None:
+    (photos / "b").rename(photos / "=1+1")
+    adasim.embed(run, photos, tmp_path / "f.npy", workers=0)
+    lines = (tmp_path / "f.csv").read_text().splitlines()
+    assert not any(field.startswith("=") for line in lines for field in line.split(","))
+    _, rows = read_csv(tmp_path / "f.csv")
+    assert {"file": "=1+1/03.png", "label": "=1+1"} in rows
 
 
 def test_the_most_similar_are_those_of_a_brute_force(run: Path, photos: Path, tmp_path: Path) -> None:
