@@ -34,11 +34,20 @@ def printable(text: object, keep: str = "") -> str:
     return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), str(text))
 
 
+def spelled(name: str) -> str:
+    r"""A name for a list that is read again: printable, with backslashes doubled, so that no two names become one.
+
+    >>> spelled("two\nlines"), spelled(r"two\nlines")
+    ('two\\nlines', 'two\\\\nlines')
+    """
+    return printable(name.replace("\\", "\\\\"))
+
+
 def _escaped(character: str) -> str:
     number = ord(character)
     if 0xDC80 <= number <= 0xDCFF:  # how Python names a byte that is not UTF-8
-        number -= 0xDC00
-    return _SHORT.get(character) or (f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}")
+        return f"\\x{number - 0xDC00:02x}"
+    return _SHORT.get(character) or (f"\\x{number:02x}" if number < 128 else f"\\u{number:04x}")
 
 
 class _Console(Console):

@@ -18,7 +18,7 @@ from adasim.cli.main import main
 from adasim.terminal import printable
 
 HOSTILE = "a\x1b]0;owned \u202egpj.exe [/dim] [red] :smile: \x9b31m caf\udce9"
-HARMLESS = r"a\x1b]0;owned \u202egpj.exe [/dim] [red] :smile: \x9b31m caf\xe9"
+HARMLESS = r"a\x1b]0;owned \u202egpj.exe [/dim] [red] :smile: \u009b31m caf\xe9"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from adasim.data import ImageSet, leave_out, open_images
 from adasim.data.sources.excluded import file_key
 from adasim.errors import MissingSplitError, UserError
-from adasim.terminal import printable
+from adasim.terminal import printable, spelled
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Collection:
     splits: list[str]
     """What each set is called."""
     names: list[str]
-    """Of every image: its path below the source, made printable."""
+    """Of every image: its path below the source, `spelled`."""
     split_of: list[int]
     """The number of every image's set."""
     labels: Tensor | None
@@ -45,8 +45,14 @@ class Collection:
         return self.classes[label] if label >= 0 else ""
 
     def fitting(self, text: str) -> list[int]:
-        """Images of exactly that name; else those whose path ends in it, or that it ends in."""
-        text = printable(text.removeprefix("./"))
+        """Images of exactly that name; else those whose path ends in it, or that it ends in.
+
+        The name is a file's own, or as lists spell it.
+        """
+        text = text.removeprefix("./")
+        return self._fitting(spelled(text)) or self._fitting(printable(text))
+
+    def _fitting(self, text: str) -> list[int]:
         exact = self._by_name.get(text)
         if exact:
             return exact
@@ -84,7 +90,7 @@ def collect(sets: Sequence[ImageSet], splits: Sequence[str] = ("train", "test"))
     number: dict[str, int] = {}
     labels: list[Tensor] = []
     for place, images in enumerate(sets):
-        names += [printable(file_key(images, i)) for i in range(len(images))]
+        names += [spelled(file_key(images, i)) for i in range(len(images))]
         split_of += [place] * len(images)
         if images.labels is None:
             labels.append(torch.full((len(images),), -1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from adasim.cli.main import main
 from adasim.config import Config
 from adasim.data import describe, leave_out, open_images
 from adasim.data.sources.excluded import file_key
+from adasim.explore.collection import collect
 from adasim.explore.opening import open_run
 from adasim.options import ExploreOptions
 from adasim.run import load_run
@@ -84,6 +86,29 @@ def test_verdicts_of_which_no_name_fits_are_said_and_leave_out_nothing(photos: P
 
 def test_a_folder_named_with_slashes_at_its_end_has_the_same_names(photos: Path) -> None:
     assert file_key(open_images(f"{photos}//"), 30) == file_key(open_images(str(photos)), 30)
+
+
+def test_a_name_that_looks_like_another_one_escaped_is_another_name(photos: Path, tmp_path: Path) -> None:
+    (photos / "class0" / "02.png").rename(photos / "class0" / "two\nlines.png")
+    (photos / "class0" / "04.png").rename(photos / "class0" / r"two\nlines.png")
+    (photos / "class1" / "03.png").rename(photos / "class1" / "next\x85line.png")
+    (photos / "class1" / "05.png").rename(os.fsdecode(os.fsencode(photos) + b"/class1/next\x85line.png"))
+    whole = open_images(str(photos))
+    names = collect([whole]).names
+    assert len(set(names)) == 48
+    for i, name in enumerate(names):
+        left = leave_out(whole, verdicts(tmp_path / "v.csv", {name: "reject"}))
+        assert len(left) == 47
+        assert whole.where(i) not in {left.where(place) for place in range(47)}
+
+
+def test_a_name_in_verdicts_of_before_backslashes_were_doubled_is_found(photos: Path, tmp_path: Path) -> None:
+    (photos / "class0" / "02.png").rename(photos / "class0" / r"back\slash.png")
+    left = leave_out(
+        open_images(str(photos)), verdicts(tmp_path / "v.csv", {r"class0/back\slash.png": "reject"})
+    )
+    assert len(left) == 47
+    assert not any("slash" in left.where(i) for i in range(47))
 
 
 def test_images_in_memory_are_left_out_by_their_number(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from adasim.data.images import ImageSet, Reduction
 from adasim.errors import UserError
 from adasim.spreadsheet import read_csv
-from adasim.terminal import printable
+from adasim.terminal import printable, spelled
 
 REJECT = "reject"
 """The verdict that leaves an image out."""
@@ -104,13 +104,17 @@ def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
 
 def without_rejected(images: ImageSet, rejected: set[str]) -> ImageSet:
     """The images that are not rejected. Where none of the names fits, all of them, and `left_out` says so."""
-    kept = torch.tensor(
-        [i for i in range(len(images)) if printable(file_key(images, i)) not in rejected], dtype=torch.int64
-    )
     if not rejected:
         return images
+    keys = [file_key(images, i) for i in range(len(images))]
+    names = [spelled(key) for key in keys]
+    older = rejected.difference(names)  # perhaps written when backslashes were not doubled yet
+    kept = torch.tensor(
+        [i for i, key in enumerate(keys) if names[i] not in rejected and printable(key) not in older],
+        dtype=torch.int64,
+    )
     if len(kept) == len(images):
-        images, first = copy(images), printable(file_key(images, 0))
+        images, first = copy(images), names[0]
         words = f"they are called like {printable(min(rejected))}, and these like {first}"
         images.left_out = _also(
             images.left_out, f"none of the {len(rejected):,} rejected by verdict ({words})"
