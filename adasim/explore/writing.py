@@ -36,6 +36,7 @@ _SCRIPTS = (
     "data.js",
     "dom.js",
     "verdicts.js",
+    "files.js",
     "feed.js",
     "overview.js",
     "lists.js",

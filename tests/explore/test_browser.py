@@ -74,7 +74,7 @@ class Tab:
         """The text of a file that the export dialog gives."""
         self.page.click("#export")
         with self.page.expect_download() as download:
-            self.page.get_by_role("button", name=name).click()
+            self.page.locator("#export-choices").get_by_role("button", name=name).click()
         self.press("Escape")
         return Path(download.value.path()).read_bytes().decode()
 
@@ -119,6 +119,18 @@ def tab(shared: Tab) -> Iterator[Tab]:
 AXE = """axe.run(document, {
     resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']
 })"""
+
+
+def serious(tab: Tab) -> list[tuple[str, str, list[str]]]:
+    """What axe finds that stands in somebody's way."""
+    tab.page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text("utf-8"))
+    return [
+        (tab.hash(), rule["id"], [node["html"][:200] for node in rule["nodes"][:2]])
+        for rule in tab.page.evaluate(AXE)["violations"]
+        if rule["impact"] in ("serious", "critical")
+    ]
+
+
 VIEWS = ("overview", "neighbours", "neighbours?image=3", "duplicates", "wrong-labels", "surprising", "lonely")
 
 
@@ -211,7 +223,8 @@ def test_a_verdict_in_one_list_neither_replaces_nor_answers_that_of_another(tab:
     )
 
     def verdicts() -> dict[int, tuple[str, str]]:
-        return {int(row["id"]): (row["verdict"], row["view"]) for row in tab.rows("verdicts.csv")}
+        """The first of each image, which weighs most."""
+        return {int(row["id"]): (row["verdict"], row["view"]) for row in reversed(tab.rows("verdicts.csv"))}
 
     tab.open(f"#/lonely?only={first}")
     tab.press("2")
@@ -249,7 +262,11 @@ def test_two_tabs_of_one_page_keep_and_show_the_verdicts_of_both(tab: Tab) -> No
     # A tab that has not been told yet loses nothing either; of what it writes itself, a page is not told.
     write = """([before, after]) => {
         const [key] = Object.keys(localStorage);
-        localStorage[key] = localStorage[key].replace(before, after);
+        const all = JSON.parse(localStorage[key]);
+        for (const entry of Object.values(all).flat()) {
+            if (entry.verdict === before) Object.assign(entry, { verdict: after, at: entry.at + 1 });
+        }
+        localStorage[key] = JSON.stringify(all);
     }"""
     tab.page.evaluate(write, ["reject", "unsure"])
     tab.press("j", "1")
@@ -257,6 +274,176 @@ def test_two_tabs_of_one_page_keep_and_show_the_verdicts_of_both(tab: Tab) -> No
     tab.page.evaluate(write, ["unsure", "relabel"])
     tab.press("u")
     assert [row["verdict"] for row in tab.rows("verdicts.csv")] == ["relabel"]
+
+
+def test_a_tab_puts_back_what_another_one_overwrote_before_it_knew_of_it(tab: Tab) -> None:
+    tab.open("#/surprising")
+    other = Tab(tab.page.context.new_page(), tab.explored)
+    try:
+        other.open("#/lonely")
+        tab.press("2")
+        other.page.evaluate("localStorage[Object.keys(localStorage)[0]] = '{}'")
+        kept = "() => Object.values(localStorage).some((text) => text.includes('reject'))"
+        other.page.wait_for_function(kept)
+        other.press("4")
+        tab.page.wait_for_function(
+            "() => Object.values(localStorage).some((text) => text.includes('unsure'))"
+        )
+        for page in (tab, other):
+            assert sorted(row["verdict"] for row in page.rows("verdicts.csv")) == ["reject", "unsure"]
+    finally:
+        other.page.close()
+
+
+def test_a_tab_that_could_not_store_for_a_while_loses_nothing_of_its_own_or_of_others(tab: Tab) -> None:
+    tab.open("#/surprising")
+    other = Tab(tab.page.context.new_page(), tab.explored)
+    try:
+        other.open("#/lonely")
+        tab.page.evaluate(
+            """() => {
+                window.allowed = Storage.prototype.setItem;
+                Storage.prototype.setItem = () => { throw new DOMException("", "QuotaExceededError"); };
+            }"""
+        )
+        tab.press("2")
+        assert tab.page.is_visible("#notice")
+        other.press("4")
+        tab.page.wait_for_function(
+            "() => Object.values(localStorage).some((text) => text.includes('unsure'))"
+        )
+        tab.page.evaluate("() => { Storage.prototype.setItem = window.allowed; }")
+        tab.press("1")
+        assert not tab.page.is_visible("#notice")
+        tab.page.reload()
+        tab.page.wait_for_selector("article")
+        assert sorted(row["verdict"] for row in tab.rows("verdicts.csv")) == ["keep", "reject", "unsure"]
+    finally:
+        other.page.close()
+
+
+FILL = """() => {
+    let text = "x".repeat(1 << 20);
+    for (let n = 0; text; n++) {
+        try { localStorage.setItem(`filler${n}`, text); } catch { text = text.slice(text.length >> 1 || 1); }
+    }
+}"""
+FORBID = """Object.defineProperty(window, "localStorage", {
+    get() { throw new DOMException("Access is denied for this document.", "SecurityError"); }
+})"""
+
+
+def test_where_the_browser_cannot_store_no_verdict_is_lost_without_a_question(
+    browser: Any, shared: Tab
+) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    tab = Tab(context.new_page(), shared.explored)
+    asked: list[str] = []
+
+    def stay(dialog: Any) -> None:
+        asked.append(dialog.type)
+        dialog.dismiss()
+
+    tab.page.on("dialog", stay)
+    tab.open("#/surprising")
+    assert not tab.page.is_visible("#notice")
+    tab.page.evaluate(FILL)
+    tab.press("2", "4", "j")
+    assert "in this tab alone" in tab.page.inner_text("#notice")
+    tab.page.evaluate("setTimeout(() => location.reload())")
+    tab.page.wait_for_timeout(500)
+    assert asked == ["beforeunload"]
+    assert [row["verdict"] for row in tab.rows("verdicts.csv")] == ["reject", "unsure"]
+    tab.press("1")  # a new one, which the file above does not have
+    assert "in this tab alone" in tab.page.inner_text("#notice")
+    with tab.page.expect_download() as download:
+        tab.page.click("#notice-save")
+    assert "in this tab alone" not in tab.page.inner_text("#notice")
+    assert tab.page.is_visible("#notice")
+    tab.page.reload()
+    tab.page.wait_for_selector("article")
+    assert asked == ["beforeunload"]  # nothing was asked: the file has everything
+    assert tab.rows("verdicts.csv") == []
+    tab.page.click("#export")
+    with tab.page.expect_file_chooser() as chooser:
+        tab.page.click("#load")
+    chooser.value.set_files(download.value.path())
+    tab.page.wait_for_selector("text=3 verdicts loaded.")
+    tab.press("Escape")
+    assert "3 of" in tab.page.inner_text("#progress")
+    assert "in this tab alone" not in tab.page.inner_text("#notice")
+    assert sorted(row["verdict"] for row in tab.rows("verdicts.csv")) == ["keep", "reject", "unsure"]
+    tab.page.evaluate(
+        "Object.keys(localStorage).filter((key) => key.startsWith('filler'))"
+        ".forEach((key) => localStorage.removeItem(key))"
+    )
+    tab.press("2")
+    assert not tab.page.is_visible("#notice")
+    tab.page.reload()
+    tab.page.wait_for_selector("article")
+    assert len(tab.rows("verdicts.csv")) == 4
+    assert asked == ["beforeunload"]
+    assert tab.complaints == []
+    context.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_a_browser_that_forbids_storage_is_told_of_at_once_and_legibly(
+    browser: Any, shared: Tab, scheme: Any, width: int
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.add_init_script(FORBID)
+    tab = Tab(context.new_page(), shared.explored)
+    tab.open("#/wrong-labels")
+    assert "This browser cannot keep verdicts" in tab.page.inner_text("#notice")
+    for _ in range(2):
+        assert serious(tab) == []
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        tab.press("2", "2", "2")  # the item in turn is not hidden behind the notice
+        ends = "[document.querySelector('article.current'), document.querySelector('#notice')]"
+        item, notice = tab.page.evaluate(ends + ".map((one) => one.getBoundingClientRect())")
+        assert item["bottom"] <= notice["top"]
+    assert "in this tab alone" in tab.page.inner_text("#notice")
+    assert tab.complaints == []
+    context.close()
+
+
+def test_verdicts_that_were_saved_are_loaded_as_they_were(tab: Tab, tmp_path: Path) -> None:
+    names = tab.explored.found.collection.names
+    for hostile in HOSTILE:
+        tab.open(f"#/neighbours?image={names.index(f'train/blue/{printable(hostile)}')}")
+        tab.press("2")
+    for view in ("duplicates", "wrong-labels", "surprising", "lonely"):  # several lists have the same image
+        tab.open(f"#/{view}")
+        tab.press("3", "3", "4", "1", "1", "1", "2")
+    rows = tab.rows("verdicts.csv")
+    assert len(rows) > len({row["id"] for row in rows})
+    saved = {kind: tab.export(f"verdicts.{kind}") for kind in ("csv", "json")}
+    changed = io.StringIO()  # as a spreadsheet saves it
+    csv.writer(changed, delimiter=";").writerows(csv.reader(io.StringIO(saved["csv"], newline="")))
+    contents = {
+        "v.csv": saved["csv"],
+        "v.json": saved["json"],
+        "semicolons.csv": "\ufeff" + changed.getvalue(),
+        "others.csv": saved["csv"].replace("train/", "elsewhere/").replace("test/", "elsewhere/"),
+        "photo.csv": '"\x00',
+        "null.json": "null",
+    }
+    for name, content in contents.items():
+        tab.forget()
+        tab.open("#/lonely")
+        (tmp_path / name).write_text(content, "utf-8", newline="")
+        tab.page.set_input_files("#file", tmp_path / name)
+        tab.page.wait_for_function("() => document.getElementById('loaded').textContent")
+        told = tab.page.inner_text("#loaded")
+        tab.press("Escape")
+        if "verdicts loaded" in told:
+            assert tab.export("verdicts.csv") == saved["csv"]
+            tab.press("u")  # all at once
+        else:
+            assert f"{name} holds no verdicts on these images." in told
+            assert name in ("others.csv", "photo.csv", "null.json")
+        assert tab.rows("verdicts.csv") == []
 
 
 def test_a_wrong_label_takes_the_suggestion(tab: Tab) -> None:
@@ -358,20 +545,12 @@ def test_also_in_leads_to_this_image_alone_and_the_filter_can_be_removed(tab: Ta
 def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
     tab: Tab, scheme: str, width: int, views: tuple[str, ...]
 ) -> None:
-    axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
     tab.page.emulate_media(color_scheme=scheme)
     tab.page.set_viewport_size({"width": width, "height": 900})
     try:
         for view in views:
             tab.open(f"#/{view}")
-            tab.page.evaluate(axe)
-            found = tab.page.evaluate(AXE)
-            serious = [
-                (view, rule["id"], [node["html"][:200] for node in rule["nodes"][:2]])
-                for rule in found["violations"]
-                if rule["impact"] in ("serious", "critical")
-            ]
-            assert serious == []
+            assert serious(tab) == []
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
     finally:
         tab.page.emulate_media(color_scheme="light")

@@ -103,10 +103,11 @@ class Feed {
   reveal() {
     const height = this.height;
     const top = this.element.getBoundingClientRect().top + scrollY + this.at * height;
+    const end = scrollY + innerHeight - $("notice").offsetHeight;
     const bars = document.querySelector(".views").offsetHeight + 10;  // it sticks to the top
     if (!this.at) scrollTo({ top: 0 });
     else if (top < scrollY + bars) scrollTo({ top: top - bars });
-    else if (top + height > scrollY + innerHeight) scrollTo({ top: top + height - innerHeight + 12 });
+    else if (top + height > end) scrollTo({ top: scrollY + top + height - end + 12 });
     this.update();
   }
 }

@@ -123,6 +123,11 @@ function keepChosen() {
   say(`Keep ${title(item.chosen)}`);
 }
 
+function redraw() {  // verdicts came from elsewhere
+  chosenKeepers.clear();
+  current.refresh ? current.refresh() : render(true);
+}
+
 function otherView(step) {
   const at = VIEWS.findIndex(({ name }) => name === route.view);
   go(VIEWS[(at + step + VIEWS.length) % VIEWS.length].name);
@@ -178,16 +183,35 @@ $("skip").addEventListener("click", (event) => {
   (current.feed && current.items.length ? current.feed.shown.get(current.feed.at) : $("main")).focus();
 });
 
-$("export").addEventListener("click", () => {
+function showExport() {
   const listed = TABLES[route.view];
   const choices = [["verdicts", VERDICT_COLUMNS, verdictRows()],
     ...(listed ? [[route.view, listed.columns, listed.rows]] : [])];
   $("export-choices").replaceChildren(
     ...choices.flatMap(([name, columns, rows]) => ["csv", "json"].map((kind) =>
       h("button", { type: "button", onclick: () => exportTable(name, columns, rows, kind) },
-        `${name}.${kind}`, h("span", {}, `${number(rows.length)} rows`)))),
-    h("p", {}, stored ? "Verdicts are kept in this browser, too." : "This browser keeps nothing: export before you close the page."));
-  $("export-dialog").showModal();
+        `${name}.${kind}`, h("span", {}, `${number(rows.length)} rows`)))));
+  $("kept").textContent = stored ? "Verdicts are kept in this browser, too."
+    : "This browser cannot keep verdicts: save them before you leave, and load them to go on.";
+  $("loaded").textContent = "";
+  if (!$("export-dialog").open) $("export-dialog").showModal();
+}
+$("export").addEventListener("click", showExport);
+$("notice-save").addEventListener("click", () => exportTable("verdicts", VERDICT_COLUMNS, verdictRows(), "csv"));
+for (const id of ["load", "notice-load"]) $(id).addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", async () => {
+  const [file] = $("file").files;
+  if (!file) return;
+  const told = loadVerdicts(file.name, await file.text());
+  $("file").value = "";  // so that the same file can be chosen again
+  redraw();
+  showExport();
+  $("loaded").textContent = told;
+});
+addEventListener("beforeunload", (event) => {
+  if (!unsaved) return;
+  event.preventDefault();
+  event.returnValue = true;  // what browsers before 2023 ask for
 });
 
 // Light or dark: as the system has it, until somebody says otherwise.
@@ -207,9 +231,9 @@ $("theme").addEventListener("click", () => {
 addEventListener("hashchange", () => render());
 addEventListener("storage", (event) => {  // another tab of this page has a verdict
   if (event.key !== KEY) return;
-  chosenKeepers.clear();
-  load();
-  current.refresh ? current.refresh() : render(true);
+  merge(() => event.newValue);
+  if (!merge()) save();  // it wrote before it knew of a verdict of ours
+  redraw();
 });
 $("source").append(text(D.source));
 render(true);

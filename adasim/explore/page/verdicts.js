@@ -1,96 +1,95 @@
 // Verdicts: of each image one per list, since every list asks something else. They are kept in this browser under the
-// fingerprint of the data, so that a page that is written anew for the same images finds them again.
+// fingerprint of the data, so that a page that is written anew for the same images finds them again. Each has the time
+// at which it was given, and the later one counts: so several tabs can write, and none overwrites what another one has.
 const KEY = `adasim-explore:${D.fingerprint}`;
 const MEANING = { reject: "leave out", relabel: "wrong label", unsure: "unsure", keep: "keep" };  // the weightiest first
 const rank = (entry) => Object.keys(MEANING).indexOf(entry.verdict);
 
-let stored = true;
-const verdicts = new Map();  // by image: [{verdict, label, view}, ...]
-const entriesOf = (id) => verdicts.get(id) || [];
+const verdicts = new Map();  // by image: [{verdict, label, view, at}, ...]; one whose verdict is null was taken back
+const latest = (id, view) => (verdicts.get(id) || []).find((entry) => entry.view === view);
+const entriesOf = (id) => (verdicts.get(id) || []).filter(({ verdict }) => verdict);
 const given = (id, view) => entriesOf(id).find((entry) => entry.view === view);
 const leftOutElsewhere = (id, view) =>
   entriesOf(id).find((entry) => entry.verdict === "reject" && entry.view !== view);
 
 // What becomes of an image: its weightiest verdict, of several wrong labels the one that says which is right.
-function verdictOn(id) {
-  return [...entriesOf(id)].sort((a, b) => rank(a) - rank(b) || !a.label - !b.label)[0];
+const byWeight = (a, b) => rank(a) - rank(b) || !a.label - !b.label;
+const verdictOn = (id) => entriesOf(id).sort(byWeight)[0];
+
+function put(id, entry) {  // unless that list has a later verdict
+  const before = latest(id, entry.view);
+  if (before && before.at >= entry.at) return;
+  verdicts.set(id, (verdicts.get(id) || []).filter((one) => one !== before).concat(entry));
 }
 
-function put(id, entry) {  // in the place of that list's verdict before; one without a verdict takes it away
-  const entries = entriesOf(id).filter(({ view }) => view !== entry.view).concat(entry.verdict ? [entry] : []);
-  entries.length ? verdicts.set(id, entries) : verdicts.delete(id);
-}
-
-function load() {  // what this page, or another tab of it, has saved
-  if (!stored) return;
-  try {
-    const saved = JSON.parse(localStorage.getItem(KEY));
-    if (saved === null) return;  // nothing yet, or the browser was told to forget: what is here stays
-    verdicts.clear();
-    for (const [id, entries] of Object.entries(saved)) {
-      for (const entry of [entries].flat()) if (entry && rank(entry) >= 0 && Number(id) < D.count) put(Number(id), entry);
+// Takes over what this page or another tab has stored, and tells whether all that is known here was among it.
+function merge(read = () => localStorage.getItem(KEY)) {
+  let saved = null;
+  try { saved = JSON.parse(read()); } catch { /* the browser forbids it, or it is not ours: there is nothing to take over */ }
+  let known = 0;
+  for (const [key, entries] of Object.entries(saved || {})) {
+    const id = Number(key);
+    for (const entry of [entries].flat()) {
+      if (!(id < D.count) || !entry || (rank(entry) < 0 && entry.verdict !== null)) continue;
+      const at = Number(entry.at) || 0;
+      put(id, { ...entry, at });
+      known += latest(id, entry.view).at === at;
     }
-  } catch {
-    stored = false;
   }
+  return known === [...verdicts.values()].flat().length;
 }
-load();
+
+let stored = true;    // whether the browser keeps verdicts
+let unsaved = false;  // whether a verdict is in this tab alone: neither the browser nor a file has it
 const undone = [];
 
 function save() {
   try {
     localStorage.setItem(KEY, JSON.stringify(Object.fromEntries(verdicts)));
     stored = true;
+    unsaved = false;
   } catch {
     stored = false;
-    say("This browser keeps nothing: export the verdicts before you close the page.");
   }
   $("undo").disabled = !undone.length;
+  warn();
+}
+
+// Stays in sight for as long as the browser keeps nothing.
+function warn() {
+  $("notice").hidden = stored;
+  $("notice").classList.toggle("unsaved", unsaved);
+  const words = unsaved
+    ? ["Your verdicts are in this tab alone.", " This browser cannot keep them: its storage is full, or closed to this " +
+      "page. Save them to a file before you leave."]
+    : ["This browser cannot keep verdicts.", " Its storage is full, or closed to this page. Save them to a file before " +
+      "you leave, and load it to go on."];
+  if ($("warning").textContent !== words.join("")) $("warning").replaceChildren(h("b", {}, words[0]), words[1]);
+}
+
+function change(changes) {
+  for (const [id, entry] of changes) {
+    const before = latest(id, entry.view);
+    put(id, { ...entry, at: Math.max(Date.now(), before ? before.at + 1 : 0) });
+  }
+  unsaved = true;
+  save();
 }
 
 // changes: [[image, {verdict, label, view}], ...], undone together
 function decide(changes, where) {
-  load();
+  merge();
   undone.push({ where, before: changes.map(([id, { view }]) => [id, given(id, view) || { verdict: null, view }]) });
-  for (const [id, entry] of changes) put(id, entry);
-  save();
+  change(changes);
 }
 
 function undo() {
   const last = undone.pop();
   if (!last) return null;
-  load();
-  for (const [id, entry] of last.before) put(id, entry);
-  save();
+  merge();
+  change(last.before);
   return last.where;
 }
 
-// As adasim/spreadsheet.py writes it: nothing in a field may begin a formula.
-function safe(field) {
-  return /^[=+\-@\t\r\n']/.test(field) && !/^-?[0-9]+(\.[0-9]+)?$/.test(field) ? `'${field}` : field;
-}
-
-function toCsv(columns, rows) {
-  const quoted = (field) => (/[",\r\n]/.test(field) ? `"${field.replaceAll('"', '""')}"` : field);
-  const lines = [columns, ...rows.map((row) => row.map(safe))];
-  return lines.map((line) => line.map(quoted).join(",") + "\r\n").join("");
-}
-
-function toJson(columns, rows) {
-  const objects = rows.map((row) => Object.fromEntries(columns.map((column, c) => [column, row[c]])));
-  return JSON.stringify(objects, null, 1) + "\n";
-}
-
-const VERDICT_COLUMNS = ["id", "split", "file", "label", "verdict", "new_label", "view"];
-function verdictRows() {
-  return [...verdicts.keys()].sort((a, b) => a - b).map((id) => {
-    const entry = verdictOn(id);
-    return [String(id), splitOf(id), nameOf(id), labelOf(id), entry.verdict, entry.label || "", entry.view || ""];
-  });
-}
-
-function exportTable(name, columns, rows, kind) {
-  if (kind === "csv") download(`${name}.csv`, toCsv(columns, rows), "text/csv;charset=utf-8");
-  else download(`${name}.json`, toJson(columns, rows), "application/json");
-  say(`${name}.${kind} with ${rows.length} rows was downloaded.`);
-}
+merge();
+save();  // a browser that keeps nothing is told of now, not after the first verdict
