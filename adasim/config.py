@@ -103,8 +103,10 @@ class ViewsConfig:
                 raise UserError(
                     f"views.{name}={getattr(self, name)} must be one value, or three for red, green and blue."
                 )
-        if not min(self.std) > 0:
-            raise UserError(f"views.std={self.std} must be above 0.")
+        for value in self.mean:  # both in units of pixels from 0 to 1
+            between("views.mean", value, 0, 1)
+        for value in self.std:
+            between("views.std", value, 0.001, 1)
 
 
 @dataclass(kw_only=True)

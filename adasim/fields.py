@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import numbers
 import os
 import types
 import typing
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from adasim.errors import UserError
@@ -49,7 +52,7 @@ def fit(name: str, value: Any, annotation: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _fit_one_of(name, value, inner)
     if origin is tuple:
-        return _fit_tuple(name, value, inner)
+        return _fit_tuple(name, value, annotation)
     if annotation is Any:
         return value
     if annotation is str and isinstance(value, os.PathLike):
@@ -57,12 +60,12 @@ def fit(name: str, value: Any, annotation: Any) -> Any:
     if annotation is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     if annotation is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        if value != value:
-            raise UserError(f"{name} is not a number (NaN); give a number.")
+        if not isinstance(value, int) and not math.isfinite(value):
+            raise UserError(f"{name}={value} is not finite. Give a number.")
         return value if isinstance(value, int) else float(value)  # 1 stays 1 in the saved configuration
     if annotation not in (int, float) and (not isinstance(annotation, type) or isinstance(value, annotation)):
         return value
-    raise UserError(f"{name}={value!r} must be {_in_words(annotation)}.")
+    raise UserError(f"{name}={value!r} must be {in_words(annotation)}.")
 
 
 def check_name(name: str, value: Any, known: Iterable[Any]) -> None:
@@ -81,28 +84,39 @@ def _fit_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
         return None
     rest = [annotation for annotation in annotations if annotation is not type(None)]
     for annotation in rest[:-1]:
-        try:
+        with suppress(UserError):
             return fit(name, value, annotation)
-        except UserError:
-            continue
     return fit(name, value, rest[-1])
 
 
-def _fit_tuple(name: str, value: Any, inner: tuple[Any, ...]) -> tuple[Any, ...]:
+def _fit_tuple(name: str, value: Any, annotation: Any) -> tuple[Any, ...]:
+    inner = typing.get_args(annotation)
     if not isinstance(value, (tuple, list)):
-        raise UserError(f"{name}={value!r} must be several values: {_in_words(tuple, inner)}.")
+        raise UserError(f"{name}={value!r} must be several values: {in_words(annotation)}.")
     if inner[-1] is Ellipsis:
         return tuple(fit(name, one, inner[0]) for one in value)
     if len(value) != len(inner):
-        raise UserError(f"{name}={tuple(value)!r} has {len(value)} values; give {_in_words(tuple, inner)}.")
-    return tuple(fit(name, one, annotation) for one, annotation in zip(value, inner, strict=True))
+        raise UserError(f"{name}={tuple(value)!r} has {len(value)} values; give {in_words(annotation)}.")
+    return tuple(fit(name, one, wanted) for one, wanted in zip(value, inner, strict=True))
 
 
-def _in_words(annotation: Any, inner: tuple[Any, ...] = ()) -> str:
-    if annotation is tuple:
+def in_words(annotation: Any) -> str:
+    """What a value has to be, to fit.
+
+    >>> in_words(int | Literal["auto"] | None), in_words(tuple[float, float])
+    ('a whole number or auto', '2 numbers')
+    """
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return f"{'one of ' * (len(inner) > 1)}{', '.join(map(str, inner))}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(one) for one in inner if one is not type(None))
+    if origin is tuple:
+        if typing.get_origin(inner[0]) is Literal:
+            return f"some {in_words(inner[0]).removeprefix('one ')}"
         one = {int: "whole numbers", float: "numbers"}.get(inner[0], "values")
         return f"a list of {one}" if inner[-1] is Ellipsis else f"{len(inner)} {one}"
-    words = {int: "a whole number", float: "a number", str: "text in quotes", bool: "True or False"}
+    words = {int: "a whole number", float: "a number", str: "text", Path: "a path", bool: "True or False"}
     return words.get(annotation, f"a {annotation.__name__}")
 
 

@@ -194,14 +194,24 @@ class ExploreOptions:
         return self.tau or TAU
 
 
-def refuse_unused(options: ExploreOptions, names: Sequence[str], run: str | Path) -> None:
-    """Refuse options that a run with neighbours of its own has no use for."""
+FOR_AN_ENCODER = ("passes", "random_weights", "device", "workers", "no_cache")
+"""Options that only matter where an encoder looks at images."""
+
+
+def refuse_unused(options: ExploreOptions, names: Sequence[str], run: str | Path | None) -> None:
+    """Refuse options that a run with neighbours of its own, or, without a run, a file of features has no use for."""
     for name in names:
-        if getattr(options, name) != getattr(ExploreOptions, name):
+        if getattr(options, name) == getattr(ExploreOptions, name):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if run is None:
             raise UserError(
-                f"--{name.replace('_', '-')} is for --backbone and --features: a run has its neighbours from its "
-                f"training. Leave it out, or ask the encoder: --backbone {run} --data ..."
+                f"{option} changes nothing beside --features, which are there already. Leave it out."
             )
+        raise UserError(
+            f"{option} is for --backbone and --features: a run has its neighbours from its training. Leave it out, "
+            f"or ask the encoder: --backbone {run} --data ..."
+        )
 
 
 @dataclass(kw_only=True)

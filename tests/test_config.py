@@ -50,11 +50,11 @@ from adasim.runs.folder import RunFolder
         (Config, {"epochs": True}, "epochs=True must be a whole number."),
         (Config, {"compile": "yes"}, "compile='yes' must be True or False."),
         (Config, {"compile": 1}, "compile=1 must be True or False."),
-        (Config, {"device": 0}, "device=0 must be text in quotes."),
+        (Config, {"device": 0}, "device=0 must be text."),
         (Config, {"data": "photos"}, "data='photos' must be a DataConfig."),
-        (DataConfig, {"source": 7}, "data.source=7 must be text in quotes."),
+        (DataConfig, {"source": 7}, "data.source=7 must be text."),
         (DataConfig, {"max_unreadable": "1%"}, "data.max_unreadable='1%' must be a number."),
-        (OptimConfig, {"lr": float("nan")}, "optim.lr is not a number (NaN)"),
+        (OptimConfig, {"lr": float("nan")}, "optim.lr=nan is not finite"),
         (OptimConfig, {"lr": [0.1]}, "optim.lr=[0.1] must be a number."),
         (ModelConfig, {"patch_size": None}, "model.patch_size=None must be a whole number."),
         (DinoSettings, {"norm_last_layer": "False"}, "dino.norm_last_layer='False' must be True or False."),
@@ -65,7 +65,7 @@ from adasim.runs.folder import RunFolder
         (ViewsConfig, {"scale": 0.4}, "views.scale=0.4 must be several values: 2 numbers."),
         (ViewsConfig, {"scale": ("0.4", 1.0)}, "views.scale='0.4' must be a number."),
         (ViewsConfig, {"mean": (0.5, 0.5)}, "views.mean=(0.5, 0.5) must be one value, or three"),
-        (ViewsConfig, {"std": (0.5, 0.0, 0.5)}, "views.std=(0.5, 0.0, 0.5) must be above 0."),
+        (ViewsConfig, {"std": (0.5, 0.0, 0.5)}, "views.std=0.0 must be between 0.001 and 1"),
     ],
 )
 def test_what_an_annotation_does_not_allow_is_refused_by_its_name(

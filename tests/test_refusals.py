@@ -70,15 +70,26 @@ REFUSED = {
     "gallery {run} --backbone resnet18": "one of them alone",
     "plot nowhere": "nowhere is not the folder of a run",
     "plot {run} --out {picture}": "is no figure of adasim plot",
+    "export {run} --to tim": "--to tim: not one of timm, hf, onnx, pt2. `adasim export --help` says more.",
+    "embed {run} --out x.npz": "Something is missing: `adasim embed` needs MODEL, --data, --out.",
+    "gallery {run} --format gif": "--format gif: not some of png, pdf.",
+    "demo --seed x": "--seed x: not a whole number.",
+    "demo --seed": "--seed needs a whole number.",
+    "pretrain demo --epochs five": "--epochs five: not a whole number. `adasim pretrain demo --help` says more.",
+    "pretrain demo --micro_batch=some": "--micro_batch some: not a whole number or auto.",
+    "pretrain demo --views.scale 0.1 --epochs 5": "--views.scale 0.1: not 2 numbers.",
+    "pretrain demo --views.std 0.2 b": "--views.std 0.2 b: not a list of numbers.",
+    "pretrain demo --views.std inf": "views.std=inf is not finite.",
+    "pretrain demo --views.mean 1e30": "views.mean=1e+30 must be between 0 and 1",
+    "pretrain demo --method dino --dino.student-temp 1e309": "dino.student_temp=inf is not finite.",
+    "pretrain photos --data {images} --hours inf": "--hours=inf is not finite.",
+    "pretrain --resume {run} --resume {images}": "--resume names two runs",
+    "eval linear {run} --rates 0.1 nan": "--rates=nan is not finite.",
+    "explore --features {file} --data {images} --passes 3": "--passes changes nothing beside --features",
+    "explore --features {file} --data {images} --seed 3": "--seed changes nothing beside --features",
+    "gallery --features {file} --data {images} --device cpu": "--device changes nothing beside --features",
 }
 """What is typed after `adasim`, and what is said."""
-WRONG_VALUES = [
-    "export {run} --to tim",
-    "embed {run} --out x.npz",
-    "gallery {run} --format gif",
-    "demo --seed x",
-]
-"""What tyro explains at length."""
 HELP = [
     "pretrain",
     "pretrain demo -h",
@@ -127,14 +138,13 @@ def test_refusals_and_help_do_not_import_torch(tmp_path: Path) -> None:
     ):
         (tmp_path / file).write_text("{}")
     names = {name.partition(".")[0]: str(path) for name, path in places.items()}
-    typed = [words.format(**names).split() for words in (*REFUSED, *WRONG_VALUES, *HELP)]
+    typed = [words.format(**names).split() for words in (*REFUSED, *HELP)]
     found = run_all(typed, tmp_path)
     for (words, expected), (code, said, slow) in zip(REFUSED.items(), found, strict=False):
         assert expected in " ".join(said.split()), words
         assert (code, said.count("\n"), slow) == (2, 1, []), words
-    codes = dict.fromkeys(WRONG_VALUES, 2) | dict.fromkeys(HELP, 0)
-    for (words, expected_code), (code, _, slow) in zip(codes.items(), found[len(REFUSED) :], strict=True):
-        assert (code, slow) == (expected_code, []), words
+    for words, (code, said, slow) in zip(HELP, found[len(REFUSED) :], strict=True):
+        assert (code, said, slow) == (0, "", []), words
 
 
 @pytest.mark.parametrize("registry", [METHODS, PAIRS, SOURCES, EVALUATIONS], ids=lambda one: one.kind)

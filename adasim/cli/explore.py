@@ -21,7 +21,7 @@ from adasim.cli.reading import read_options
 from adasim.cli.using import MODEL, check_sources
 from adasim.errors import UserError
 from adasim.explore.outputs import check_atlas, check_csv, check_page
-from adasim.options import ExploreOptions, Flag
+from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +78,8 @@ def main(arguments: Sequence[str]) -> None:
     if page is None and asked.csv is None:
         page = asked.run / "explore.html" if asked.run is not None else Path("explore.html")
     check_sources(asked, "What is to be explored?")
+    if asked.features is not None:
+        refuse_unused(asked, (*FOR_AN_ENCODER, "seed"), None)
     if page is not None:
         check_page(page, asked.overwrite)
     if asked.csv is not None:

@@ -22,7 +22,7 @@ from adasim.cli.using import MODEL, check_sources
 from adasim.errors import UserError
 from adasim.files import atomic_write
 from adasim.gallery import FORMATS, KINDS
-from adasim.options import ExploreOptions, Flag, refuse_unused
+from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
 from adasim.use.outputs import check_output
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def check(asked: GalleryArguments) -> None:
     check_sources(asked, "Whose neighbours are to be shown?")
     if asked.run is not None:
         refuse_unused(asked, ("passes", "k", "size", "random_weights"), asked.run)
+    if asked.features is not None:
+        refuse_unused(asked, FOR_AN_ENCODER, None)
     for name in ("count", "show"):
         if getattr(asked, name) < 1:
             raise UserError(f"--{name}={getattr(asked, name)} must be at least 1.")

@@ -258,9 +258,11 @@ def resume(arguments: Sequence[str]) -> None:
     """`adasim pretrain --resume RUN`: the run's own configuration, with what may change overridden."""
     if "--overwrite" in arguments:
         raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
-    named = option_values(arguments, "--resume")[0]
+    named, *more = option_values(arguments, "--resume")
     if not named or named.startswith("--"):
         raise UserError("--resume needs the folder of a run.")
+    if more:
+        raise UserError(f"--resume names two runs, {named} and {more[0]}. One at a time.")
     out = Path(named)
     require_run(out)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import io
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from itertools import takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 
 from adasim.errors import UserError
+from adasim.fields import check_fields, in_words
 
 _SHOWN = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", tuple[int, ...]: "INT [INT ...]"}
 _CALLED = {"gpu": "device", "gpus": "device", "cuda": "device", "output": "out", "batch": "batch-size"}
@@ -25,16 +29,46 @@ def read_options(kind: type[Asked], arguments: Sequence[str], command: str) -> A
 
 
 def read_arguments(kind: type[Asked], arguments: Sequence[str], program: str, **more: Any) -> Asked:
-    """What tyro makes of the arguments; `more` goes to it. What nobody asked for is refused in a sentence."""
-    asked, unknown = tyro.cli(kind, args=list(arguments), prog=program, return_unknown_args=True, **more)
+    """What tyro makes of the arguments; `more` goes to it. What it refuses or does not know gets a sentence."""
+    read = _read(kind, arguments, prog=program, **more)
+    if read is None:
+        raise UserError(_why_refused(kind, arguments, program))
+    asked, unknown = read
     for word in unknown:
         if word.startswith("-"):
             option = word.partition("=")[0]
-            near = " or ".join(nearest_options(option, list(option_names(kind))))
+            near = " or ".join(nearest_options(option, list(option_types(kind))))
             guess = f" Did you mean {near}?" if near else ""
             raise UserError(f"There is no option {option}.{guess} `{program} --help` lists all.")
         raise UserError(f"Nothing is known to do with {word!r}. `{program} --help` says what it takes.")
-    return asked
+    check_fields(asked, "--")
+    return cast(Asked, asked)
+
+
+def _read(kind: Any, arguments: Sequence[str], **more: Any) -> tuple[Any, list[str]] | None:
+    """What tyro makes of the arguments, and those that are unknown; None if it refuses them."""
+    try:
+        with redirect_stderr(io.StringIO()):  # it explains in many lines what `_why_refused` says in one
+            return tyro.cli(kind, args=arguments, return_unknown_args=True, **more)
+    except SystemExit as end:
+        if end.code != 2:  # --help, or a signal
+            raise
+    return None
+
+
+def _why_refused(kind: Any, arguments: Sequence[str], program: str) -> str:
+    """A sentence about what tyro refuses: the first option whose words it refuses alone, or else what is missing."""
+    known = option_types(kind)
+    for place, argument in enumerate(arguments):
+        option, equals, word = argument.partition("=")
+        takes = known.get(option.replace("_", "-"), bool)
+        following = takewhile(lambda one: one.partition("=")[0] not in known, arguments[place + 1 :])
+        words = [word] if equals else list(following)
+        if takes is not bool and _read(takes, words) is None:
+            given = f" {' '.join(words) or repr('')}: not" if words else " needs"
+            return f"{option}{given} {in_words(takes)}. `{program} --help` says more."
+    needed = ", ".join(name for name, _, is_required in _arguments_of(kind) if is_required)
+    return f"Something is missing: `{program}` needs {needed}. `{program} --help` says more."
 
 
 def nearest_options(option: str, known: Sequence[str]) -> list[str]:
@@ -55,21 +89,30 @@ def nearest_options(option: str, known: Sequence[str]) -> list[str]:
     return found[:3]
 
 
-def option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
-    """`--data`, `--optim.lr`, ...: the options of a dataclass and of those within it."""
+def option_types(kind: Any) -> dict[str, Any]:
+    """`--data`, `--optim.lr`, ...: the options of a dataclass and of those within it, with their types."""
+    return {name: bare for name, bare, _ in _arguments_of(kind) if name.startswith("-")}
+
+
+def _arguments_of(kind: Any, prefix: str = "--") -> Iterator[tuple[str, Any, bool]]:
+    """Name, type and whether it must be given, of options and of what stands without one (`MODEL`)."""
     hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         notes = getattr(hints[field.name], "__metadata__", ())
-        if tyro.conf.Suppress in notes or tyro.conf.Positional in notes:
+        if tyro.conf.Suppress in notes:
             continue
         bare = get_args(hints[field.name])[0] if notes else hints[field.name]
+        required = field.default is field.default_factory is dataclasses.MISSING
         names = [note.name for note in notes if getattr(note, "name", None) is not None]
         name = (names[-1] if names else field.name).replace("_", "-")
-        if dataclasses.is_dataclass(bare):
-            yield from option_names(bare, f"{prefix}{name}." if name else prefix)
+        if tyro.conf.Positional in notes:
+            yield next(note.metavar for note in notes if getattr(note, "metavar", None)), bare, required
+        elif dataclasses.is_dataclass(bare):
+            yield from _arguments_of(bare, f"{prefix}{name}." if name else prefix)
         else:
-            yield f"{prefix}{name}"
-            yield from (alias for note in notes for alias in getattr(note, "aliases", None) or ())
+            yield f"{prefix}{name}", bare, required
+            for note in notes:
+                yield from ((alias, bare, False) for alias in getattr(note, "aliases", None) or ())
 
 
 def plainly_shown(kind: type[Asked]) -> type[Asked]:
