@@ -12,6 +12,7 @@ enough. See docs/extending.md.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,7 +147,7 @@ def nearest(name: str, known: Any) -> str:
 def load_plugin(path: str | Path) -> None:
     """Run a Python file that registers things. What is wrong in it is the file's own error, with its traceback."""
     file = Path(path).expanduser()
-    if not file.is_file():
+    if not os.path.isfile(file):  # also where the name is longer than any file's
         raise UserError(f"No plug-in at {file}. Give the path of a Python file.")
     spec = spec_from_file_location(f"adasim_plugin_{file.stem}", file)
     if spec is None or spec.loader is None:

@@ -14,6 +14,7 @@ from helpers import refusal
 from adasim.cli.reading import nearest_options
 from adasim.registry import EVALUATIONS, METHODS, PAIRS, SOURCES
 
+LONG = "x" * 5000
 REFUSED = {
     "pretrian": "Unknown command 'pretrian'",
     "pretrain desk-resent": "Unknown recipe 'desk-resent'",
@@ -88,6 +89,25 @@ REFUSED = {
     "explore --features {file} --data {images} --passes 3": "--passes changes nothing beside --features",
     "explore --features {file} --data {images} --seed 3": "--seed changes nothing beside --features",
     "gallery --features {file} --data {images} --device cpu": "--device changes nothing beside --features",
+    "gallery --features {pipe} --data {images}": "pipe is a pipe or a device.",
+    "embed {pipe} --data {images} --out x.npz": "pipe is a pipe or a device.",
+    "embed resnet18:/dev/zero --data {images} --out x.npz": "/dev/zero is a pipe or a device.",
+    "pretrain demo --model.init {pipe}": "pipe is a pipe or a device.",
+    "pretrain demo --exclude /dev/zero": "/dev/zero is a pipe or a device. Name a file",
+    "similar {run} {file} --in {images} --exclude {pipe}": "pipe is a pipe or a device.",
+    "pretrain demo --out caf\udce9": "--out caf\\xe9 is not UTF-8",
+    "pretrain photos --data {images}": "nobody can answer here. Add --yes.",
+    **{
+        words: "No file has a name as long as"
+        for words in (
+            f"pretrain --resume {LONG}",
+            f"pretrain demo --out {LONG}",
+            f"pretrain demo --model.init {LONG}",
+            f"plot {LONG}",
+            f"embed {LONG} --data {{images}} --out x.npz",
+            f"similar {{run}} {LONG} --in {{images}}",
+        )
+    },
 }
 """What is typed after `adasim`, and what is said."""
 HELP = [
@@ -101,6 +121,7 @@ HELP = [
 
 RUN_ALL = """
 import contextlib, io, json, sys, time
+sys.stdin = None  # as after `<&-`
 from adasim.cli.main import main
 for words in json.loads(sys.argv[1]):
     said, code = io.StringIO(), 0
@@ -137,6 +158,8 @@ def test_refusals_and_help_do_not_import_torch(tmp_path: Path) -> None:
         "picture.csv",
     ):
         (tmp_path / file).write_text("{}")
+    places["pipe"] = tmp_path / "pipe"
+    os.mkfifo(places["pipe"])
     names = {name.partition(".")[0]: str(path) for name, path in places.items()}
     typed = [words.format(**names).split() for words in (*REFUSED, *HELP)]
     found = run_all(typed, tmp_path)

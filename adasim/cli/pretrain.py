@@ -22,7 +22,7 @@ from adasim.cli.reading import read_arguments
 from adasim.config import Config, DataConfig
 from adasim.errors import UserError
 from adasim.interrupts import is_first
-from adasim.paths import check_file, check_images, check_model
+from adasim.paths import check_file, check_images, check_model, check_path
 from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checks import check_out, require_run
@@ -191,7 +191,7 @@ def photos(arguments: Sequence[str]) -> None:
         off = [f"--no-{name}" for name in ("curves", "compare") if not getattr(asked, name)]
         return resume(["--resume", str(asked.out), *off])
     check_out(asked.out, overwrite=asked.overwrite)
-    if not asked.yes and not sys.stdin.isatty():
+    if not asked.yes and not (sys.stdin and sys.stdin.isatty()):  # None where it was closed
         raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")
 
     from adasim.api import pretrain as run
@@ -264,6 +264,7 @@ def resume(arguments: Sequence[str]) -> None:
     if more:
         raise UserError(f"--resume names two runs, {named} and {more[0]}. One at a time.")
     out = Path(named)
+    check_path(out, "--resume")
     require_run(out)
 
     from adasim.api import pretrain as run

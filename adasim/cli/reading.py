@@ -16,6 +16,7 @@ import tyro
 
 from adasim.errors import UserError
 from adasim.fields import check_fields, in_words
+from adasim.paths import check_path
 
 _SHOWN = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", tuple[int, ...]: "INT [INT ...]"}
 _CALLED = {"gpu": "device", "gpus": "device", "cuda": "device", "output": "out", "batch": "batch-size"}
@@ -42,6 +43,11 @@ def read_arguments(kind: type[Asked], arguments: Sequence[str], program: str, **
             raise UserError(f"There is no option {option}.{guess} `{program} --help` lists all.")
         raise UserError(f"Nothing is known to do with {word!r}. `{program} --help` says what it takes.")
     check_fields(asked, "--")
+    for field in dataclasses.fields(asked):
+        value = getattr(asked, field.name)
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path):
+                check_path(path, f"--{field.name}")
     return cast(Asked, asked)
 
 

@@ -26,6 +26,8 @@ def require_run(out: Path) -> None:
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Only an absent or empty folder, or what a killed `create` left, may become a run."""
+    if any("\ud800" <= character <= "\udfff" for character in str(out)):
+        raise UserError(f"--out {out} is not UTF-8, as TensorBoard needs it. Choose another --out.")
     if not out.exists():
         return
     if not out.is_dir():
