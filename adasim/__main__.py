@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.abc import MetaPathFinder
+from typing import Any
 
 from adasim.interrupts import Interrupts, Stopped
+
+
+class TimmWithoutWandb(MetaPathFinder):
+    """Answers timm, while it is being imported, that wandb is not installed, which it is prepared for.
+
+    timm wants it for a function that nobody calls here. To import it takes time, and leaves two folders among the
+    temporary files if the process is killed. `--log wandb` imports it later, unhindered.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        wanting = sys.modules.get("timm.utils.summary")
+        if name == "wandb" and wanting is not None and not hasattr(wanting, "update_summary"):
+            raise ModuleNotFoundError(f"No module named {name!r} for timm", name=name)
 
 
 def main() -> None:
@@ -15,6 +30,7 @@ def main() -> None:
             os.fstat(handle)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    sys.meta_path.insert(0, TimmWithoutWandb())
     # Never left: a second Ctrl-C must still work while Python tidies up.
     interrupts = Interrupts("Interrupted, leaving. Once more leaves at once.").__enter__()
     try:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -210,3 +212,21 @@ def test_only_the_first_rank_logs(
         5,
         6,
     ]
+
+
+@pytest.mark.slow
+def test_timm_does_not_import_wandb_and_whoever_asks_for_it_does(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    code = """
+import contextlib, os, sys, tempfile
+from adasim.__main__ import main
+sys.argv[1:] = ["eval", "knn", "no-such-model", "--data", "synthetic:16"]
+with contextlib.suppress(SystemExit):
+    main()
+assert "timm" in sys.modules and "wandb" not in sys.modules
+assert not os.listdir(tempfile.gettempdir())
+import wandb
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
