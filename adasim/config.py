@@ -86,9 +86,9 @@ class ViewsConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "views.")
-        at_least("views.size", self.size, 8)
+        between("views.size", self.size, 8, 2**14)
         at_least("views.local_crops", self.local_crops, 0)
-        at_least("views.local_size", self.local_size, 8)
+        between("views.local_size", self.local_size, 8, 2**14)
         for name in ("scale", "local_scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:
@@ -165,9 +165,9 @@ class NeighborsConfig:
         check_fields(self, "neighbors.")
         at_least("neighbors.window", self.window, 1)
         at_least("neighbors.k", self.k, 1)
-        if not self.tau >= 0:
+        if not (self.tau == 0 or self.tau >= 1e-6):
             raise UserError(
-                f"neighbors.tau={self.tau} must be 0 (standard pairs) or above. The paper uses 0.2."
+                f"neighbors.tau={self.tau} must be 0 (standard pairs), or 1e-6 or more. The paper uses 0.2."
             )
         between("neighbors.oracle_p", self.oracle_p, 0, 1)
 

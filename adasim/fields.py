@@ -41,6 +41,17 @@ def between(name: str, value: float, low: float, high: float) -> None:
         raise UserError(f"{name}={value} must be between {low} and {high}.")
 
 
+def check_temperature(name: str, value: float) -> None:
+    """Refuse a temperature that is not above 0, or so small that a similarity divided by it is no number any more."""
+    if not value >= 1e-6:
+        raise UserError(f"{name}={value} must be above 0, and no less than 1e-6.")
+
+
+def check_width(name: str, value: int) -> None:
+    """Refuse the width of a layer below 2, or beyond what any network has: torch counts some in 32 bits."""
+    between(name, value, 2, 2**20)
+
+
 def fit(name: str, value: Any, annotation: Any) -> Any:
     """The value as its annotation has it, or a sentence that calls it `name`."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)

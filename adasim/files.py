@@ -7,6 +7,7 @@ killed process leaves at most a temporary name behind, which `remove_leftovers` 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -41,6 +42,11 @@ def atomic_write(path: Path, data: bytes | Callable[[BinaryIO], None]) -> None:
             os.unlink(temporary)
         raise
     sync(path.parent)
+
+
+def remedy(error: OSError) -> str:
+    """What helps where something could not be written, as the beginning of a sentence."""
+    return "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Make it writable"
 
 
 def temporary_name(path: Path) -> Path:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import tyro
 
 from adasim.errors import UserError
+from adasim.fields import check_temperature
 
 SWEEP = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 """Ten learning rates per 256 images that span what frozen features of either method ask for."""
@@ -185,8 +186,8 @@ class ExploreOptions:
         for name in ("passes", "k"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name}={getattr(self, name)} must be at least 1.")
-        if self.tau is not None and not self.tau > 0:
-            raise UserError(f"--tau={self.tau} must be above 0. The paper uses 0.2.")
+        if self.tau is not None:
+            check_temperature("--tau", self.tau)
 
     @property
     def frozen_tau(self) -> float:

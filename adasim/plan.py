@@ -20,6 +20,7 @@ from rich.text import Text
 
 from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.errors import UserError
+from adasim.fields import between
 from adasim.models import build_backbone
 from adasim.models.backbones import VITS
 from adasim.neighbors.grouped import buffer_bytes
@@ -203,6 +204,7 @@ def make_plan(arguments: PlanArguments) -> Plan:
     a = arguments
     backbone = a.backbone or ("vit_small" if a.dim is None else _ENCODERS.get(a.dim))
     dim = a.dim
+    between("--size", a.size, 8, 2**14)
     if backbone is not None:
         model = ModelConfig(name=backbone)
         if backbone in VITS and a.size % model.patch_size:

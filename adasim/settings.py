@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adasim.errors import UserError
-from adasim.fields import at_least, between, check_fields
+from adasim.fields import at_least, between, check_fields, check_temperature, check_width
 
 DINO_VIEWS: dict[str, Any] = {  # Caron et al., 2021: two different views
     "interpolation": "bicubic",
@@ -57,10 +57,9 @@ class DinoSettings:
     def __post_init__(self) -> None:
         check_fields(self, "dino.")
         for name in ("out_dim", "hidden_dim", "bottleneck_dim"):
-            at_least(f"dino.{name}", getattr(self, name), 2)
+            check_width(f"dino.{name}", getattr(self, name))
         for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"dino.{name}={getattr(self, name)} must be above 0.")
+            check_temperature(f"dino.{name}", getattr(self, name))
         between("dino.teacher_momentum", self.teacher_momentum, 0, 1)
         between("dino.center_momentum", self.center_momentum, 0, 1)
 
@@ -78,8 +77,8 @@ class SimSiamSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "simsiam.")
-        at_least("simsiam.proj_dim", self.proj_dim, 2)
-        at_least("simsiam.pred_dim", self.pred_dim, 2)
+        check_width("simsiam.proj_dim", self.proj_dim)
+        check_width("simsiam.pred_dim", self.pred_dim)
 
 
 @dataclass(kw_only=True)
@@ -97,11 +96,10 @@ class NnclrSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "nnclr.")
-        at_least("nnclr.proj_dim", self.proj_dim, 2)
-        at_least("nnclr.pred_dim", self.pred_dim, 2)
+        check_width("nnclr.proj_dim", self.proj_dim)
+        check_width("nnclr.pred_dim", self.pred_dim)
         at_least("nnclr.queue_size", self.queue_size, 0)
-        if not self.temperature > 0:
-            raise UserError(f"nnclr.temperature={self.temperature} must be above 0.")
+        check_temperature("nnclr.temperature", self.temperature)
 
 
 @dataclass(kw_only=True)

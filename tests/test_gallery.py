@@ -364,7 +364,7 @@ def test_nothing_is_replaced_unasked_and_a_refusal_writes_nothing(
         (["--pick", "48"], "ids run from 0 to 47"),
         (["--pick", "intriguin"], "No image is called intriguin"),
         (["--count", "0", "--pick", "3"], "--count=0 must be at least 1"),
-        (["--tau", "0"], "--tau=0.0 must be above 0"),
+        (["--tau", "0"], "--tau=0.0 must be above 0, and no less than 1e-6"),
         (["--backbone", "resnet50"], "one of them alone"),
         (["--k", "3"], "--k is for --backbone and --features"),
     ):

@@ -128,6 +128,7 @@ def test_width_and_encoder_are_found_from_each_other() -> None:
         ({"images": 2**31}, "2\\^31"),
         ({"images": 5, "k": 6}, "k=6"),
         ({"window": 0}, "window=0"),
+        ({"size": -1}, "--size=-1 must be between 8 and 16384"),
         ({"size": 33}, "--size 33 is no multiple of 16, the side of a patch of vit_small. Choose --size 48"),
     ],
 )

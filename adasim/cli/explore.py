@@ -21,6 +21,7 @@ from adasim.cli.reading import read_options
 from adasim.cli.using import MODEL, check_sources
 from adasim.errors import UserError
 from adasim.explore.outputs import check_atlas, check_csv, check_page
+from adasim.files import remedy
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str]) -> None:
     except OSError as error:
         where = error.filename or page or asked.csv
         raise UserError(
-            f"Cannot write {where}: {error.strerror}. Make room, or choose another place."
+            f"Cannot write {where}: {error.strerror}. {remedy(error)}, or choose another place."
         ) from None
     if asked.export_atlas is not None:
         say(f"For Embedding Atlas: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")

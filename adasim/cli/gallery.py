@@ -20,7 +20,7 @@ from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import MODEL, check_sources
 from adasim.errors import UserError
-from adasim.files import atomic_write
+from adasim.files import atomic_write, remedy
 from adasim.gallery import FORMATS, KINDS
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
 from adasim.use.outputs import check_output
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
             atomic_write(path, made[kind])
         except OSError as error:
             raise UserError(
-                f"Cannot write {path}: {error.strerror}. Make room, or choose another --out."
+                f"Cannot write {path}: {error.strerror}. {remedy(error)}, or choose another --out."
             ) from None
         console.print(Text.assemble("  ", str(path)), soft_wrap=True)
 

@@ -14,7 +14,7 @@ from adasim.curves.outputs import MARK, outputs
 from adasim.curves.panels import PANELS, Panel, panel_of_metric
 from adasim.curves.reading import RunCurves
 from adasim.errors import UserError
-from adasim.files import atomic_write
+from adasim.files import atomic_write, remedy
 from adasim.run import Run, load_run
 from adasim.terminal import without_font_warnings
 
@@ -126,7 +126,7 @@ def write(figure: Any, file: Path) -> None:
         atomic_write(file, buffer.getvalue())
     except OSError as error:
         raise UserError(
-            f"{file} cannot be written: {error.strerror or error}. Make room, or choose another --out."
+            f"{file} cannot be written: {error.strerror or error}. {remedy(error)}, or choose another --out."
         ) from None
 
 

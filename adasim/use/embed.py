@@ -14,7 +14,7 @@ from adasim.data import ImageSet, ImagesLike, as_images
 from adasim.data.sources.excluded import file_name
 from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
-from adasim.files import atomic_write
+from adasim.files import atomic_write, remedy
 from adasim.models import Backbone
 from adasim.options import Options
 from adasim.spreadsheet import to_csv
@@ -115,7 +115,7 @@ def _write(out: Path, found: Embedding, about: dict[str, str]) -> None:
         atomic_write(out, lambda file: writers[out.suffix](file, found, about))
     except OSError as error:
         raise UserError(
-            f"{out} cannot be written: {error.strerror or error}. Make room or choose another --out; unless "
+            f"{out} cannot be written: {error.strerror or error}. {remedy(error)} or choose another --out; unless "
             f"--no-cache was given the features are kept, and the same command writes them at once."
         ) from None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from adasim.errors import UserError
 from adasim.eval.encoders import Encoder, open_encoder
 from adasim.eval.extractor import Say
-from adasim.files import remove, sync, temporary_name
+from adasim.files import remedy, remove, sync, temporary_name
 from adasim.models import PIXELS, Backbone
 from adasim.registry import nearest
 from adasim.use.card import model_card
@@ -57,7 +57,7 @@ def export(
         _put_in_place(temporary, folder)
     except OSError as error:
         raise UserError(
-            f"Cannot write to {folder}: {error.strerror or error}. Choose another --out."
+            f"Cannot write to {folder}: {error.strerror or error}. {remedy(error)}, or choose another --out."
         ) from None
     finally:
         remove(temporary)

@@ -187,7 +187,10 @@ def to_pt2(subject: Subject, folder: Path) -> str:
     path, batch = folder / PT2_FILE, torch.export.Dim("batch")
     with _quiet(), torch.no_grad():
         program = torch.export.export(subject.net, (subject.example(),), dynamic_shapes=({0: batch},))
-        torch.export.save(program, path, extra_files={"pretrained_cfg.json": json.dumps(subject.metadata)})
+        # Not straight to the file: torch aborts the process where a disk fills.
+        made_of = io.BytesIO()
+        torch.export.save(program, made_of, extra_files={"pretrained_cfg.json": json.dumps(subject.metadata)})
+        path.write_bytes(made_of.getbuffer())
         made = torch.export.load(path).module()
     _check(subject, made, "torch.export")
     return ""
@@ -233,7 +236,7 @@ def _check(subject: Subject, run: Callable[[Tensor], Tensor], library: str) -> N
 def _write_config(subject: Subject, folder: Path, more: dict[str, Any]) -> None:
     """The weights, and a config.json as timm writes it for the hub."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in subject.net.state_dict().items()}
-    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
+    (folder / WEIGHTS_FILE).write_bytes(safetensors.torch.save(tensors, {"format": "pt"}))
     config = {
         "architecture": subject.architecture if subject.stem is None or more else subject.timm_name,
         "num_classes": 0,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ import adasim.use.formats
 from adasim.cli.main import main
 from adasim.eval.encoders import Encoder
 from adasim.eval.results import read_results
+from adasim.files import remedy
 from adasim.models import Backbone, load_backbone, read_weights
 from adasim.use.card import model_card
 from adasim.use.formats import Subject
@@ -291,3 +294,27 @@ def test_a_plain_file_and_a_loaded_encoder_are_exported_too(
     monkeypatch.chdir(tmp_path)
     folder = adasim.export(load_backbone(tmp_path / "mine.safetensors"), "timm")
     assert (tmp_path / folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "onnx", "pt2"])
+def test_a_disk_that_takes_no_more_is_blamed_and_not_the_format(
+    to: str, make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if to == "onnx":
+        pytest.importorskip("onnxscript")
+    run, limits = make_run(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # of any file: as if the disk were full
+    try:
+        said = refusal(["export", str(run), "--to", to, "--out", str(tmp_path / "out")], capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (
+        f"Cannot write to {tmp_path / 'out'}: File too large. Make it writable, or choose another --out."
+        in said
+    )
+    assert not [name for name in names(tmp_path) if name.startswith("out")]
+
+
+def test_a_full_disk_needs_room_and_another_one_to_be_made_writable() -> None:
+    assert remedy(OSError(errno.ENOSPC, "No space left on device")) == "Make room"
+    assert remedy(OSError(errno.EROFS, "Read-only file system")) == "Make it writable"
