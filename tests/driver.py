@@ -258,6 +258,7 @@ def wait(pid: int, seconds: float) -> int | None:
 def main() -> None:
     gc.freeze()  # what was imported is not looked through again in every process
     atexit.register(gc.unfreeze)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, which runs would inherit
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
