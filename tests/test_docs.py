@@ -19,6 +19,6 @@ def test_every_fault_has_a_test_that_exists() -> None:
     assert [int(number) for number in proofs] == list(range(1, len(proofs) + 1))
     assert len(proofs) >= 30
     file = TESTS
-    for name, test in re.findall(r"`((?:\w+/)+\w+\.py)?::(\w+)(?:\[\w+\])?`", text):
+    for name, test in re.findall(r"`((?:\w+/)*\w+\.py)?::(\w+)(?:\[\w+\])?`", text):
         file = TESTS / name if name else file
         assert f"def {test}(" in file.read_text(), (file, test)
