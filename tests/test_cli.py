@@ -15,6 +15,7 @@ from PIL import Image
 from adasim.cli.main import expand_home, main
 from adasim.cli.pretrain import configured
 from adasim.recipes import RECIPES
+from adasim.run import load_run
 
 TINY = [
     *(
@@ -231,7 +232,11 @@ def test_a_resume_without_its_images_says_where_they_were_and_goes_on_with_them_
         assert "say where they are now with --data NEW-PLACE." in message
         assert "Check --data" not in message
     main(["pretrain", "--resume", run, "--data", str(moved), "--epochs", "4", "--no-curves"])
-    assert "step 4/4" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "step 4/4" in shown
+    assert "after pretraining" in shown  # the table is of the images where they are now
+    assert load_run(run).config.data.source == str(moved)
+    main(["eval", "views", run, "--queries", "8"])  # and so is whatever comes next
 
 
 def test_a_path_where_a_recipe_belongs_is_answered_with_the_command_for_it(
