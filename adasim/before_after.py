@@ -77,12 +77,11 @@ def verdict(accuracy: dict[str, float], asked: int) -> str:
     """Whether the run was worth it, by accuracies in percent on so many images that were asked about.
 
     >>> verdict({"raw pixels": 40.0, "where it began": 70.0, "after pretraining": 71.0}, 100)
-    'The run changed nothing that 100 images can show (below about 6 points): the weights as they were do as well.'
+    'The run changed nothing that 100 images can show (below about 13 points): the weights as they were do as well.'
     """
     after = accuracy["after pretraining"]
-    noise = 100 * math.sqrt(
-        2 * max(after * (100 - after), 1) / 1e4 / asked
-    )  # of a difference: a standard deviation
+    # Two standard deviations of a difference, as if each encoder had been asked about other images: on the safe side.
+    noise = 200 * math.sqrt(2 * max(after * (100 - after), 1) / 1e4 / asked)
     others = "go on from trained weights (--model.init), or use such weights as they are (adasim explore --backbone)"
     if after < accuracy["raw pixels"]:
         return f"The encoder is worse than raw pixels: do not use it. Better {others}."
