@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -100,9 +99,7 @@ def verdict(accuracy: dict[str, float], asked: int) -> str:
 def stages(config: Config, out: Path) -> Iterator[tuple[str, Backbone]]:
     """What to compare, by name."""
     yield "raw pixels", pixels()
-    untrained = build_method(
-        replace(config, model=replace(config.model, init="")), config.views.size
-    ).eval_encoder
+    untrained = build_method(config, config.views.size).eval_encoder  # `model.init` is not read there
     untrained.transform = EvalTransform.for_run(config)
     yield "untrained encoder", untrained.eval()
     if config.model.init:
