@@ -18,7 +18,7 @@ The names most people need, loaded when first used so that `adasim.neighbors` ne
 from importlib import import_module
 from typing import Any
 
-from adasim.cores import spin_briefly
+from adasim.util.cores import spin_briefly
 
 spin_briefly()  # torch, which is imported later, reads the setting once
 
@@ -41,14 +41,14 @@ _HOMES = {
     "NeighborMemory": "adasim.neighbors",
     "PairDataset": "adasim.neighbors",
     "PairSampler": "adasim.neighbors",
-    "embed": "adasim.use.embed",
+    "embed": "adasim.tools.embed",
     "evaluate": "adasim.api",
-    "export": "adasim.use.export",
+    "export": "adasim.tools.export",
     "load_backbone": "adasim.models",
     "load_run": "adasim.run",
     "plot": "adasim.curves.writing",
     "pretrain": "adasim.api",
-    "similar": "adasim.use.similar",
+    "similar": "adasim.tools.similar",
 }
 
 

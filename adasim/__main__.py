@@ -7,7 +7,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-from adasim.interrupts import Interrupts, Stopped
+from adasim.util.interrupts import Interrupts, Stopped
 
 
 class TimmWithoutWandb(MetaPathFinder):

@@ -9,7 +9,6 @@ from typing import Any
 
 from adasim.config import Config
 from adasim.data import ImageSet, ImagesLike, worker_count
-from adasim.errors import UserError
 from adasim.eval.evaluations.base import make_evaluation
 from adasim.eval.extractor import open_extractor
 from adasim.eval.online import online_knn
@@ -18,6 +17,7 @@ from adasim.models import Backbone, EvalTransform
 from adasim.recipes import get_recipe
 from adasim.runs.folder import RunFolder
 from adasim.train.pretrain import pretrain as run_pretraining
+from adasim.util.errors import UserError
 
 
 def pretrain(

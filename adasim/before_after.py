@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from adasim import seeding
 from adasim.api import evaluate
 from adasim.config import Config
 from adasim.data import leave_out, open_images
@@ -22,6 +21,7 @@ from adasim.eval.splits import Subset, open_split
 from adasim.methods import build_method
 from adasim.models import Backbone, EvalTransform, load_backbone, pixels, read_weights, start_from
 from adasim.runs.folder import RunFolder
+from adasim.util import seeding
 
 _MOST = {"train": 3000, "test": 1000}  # images that are looked at: a minute or two on a laptop
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from adasim.errors import UserError
-from adasim.fields import at_least, between, check_fields, check_name
 from adasim.registry import METHODS, PAIRS
+from adasim.util.errors import UserError
+from adasim.util.fields import at_least, between, check_fields, check_name
 
 
 @dataclass(kw_only=True)

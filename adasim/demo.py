@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.text import Text
 
-from adasim import terminal
 from adasim.api import pretrain
 from adasim.before_after import show as show_gain
 from adasim.curves.writing import plot
@@ -15,7 +14,6 @@ from adasim.explore.collection import collect
 from adasim.explore.exploring import explore
 from adasim.explore.opening import open_run
 from adasim.explore.writing import write_page
-from adasim.files import atomic_write
 from adasim.gallery.figure import render
 from adasim.gallery.opening import supports_of_memory
 from adasim.gallery.picking import pick
@@ -23,6 +21,8 @@ from adasim.gallery.tables import rows_of
 from adasim.options import ExploreOptions
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
+from adasim.util import terminal
+from adasim.util.files import atomic_write
 
 
 def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:

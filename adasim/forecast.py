@@ -14,17 +14,17 @@ from rich.text import Text
 
 from adasim.config import Config
 from adasim.data import ImageSet, Unreadable, describe, leave_out, open_images, worker_count
-from adasim.errors import UserError
+from adasim.dist.processes import Distributed
 from adasim.models import build_backbone
 from adasim.plan import Plan
-from adasim.ranks.processes import Distributed
 from adasim.registry import PAIRS
 from adasim.train.footprint import Footprint
 from adasim.train.micro import ROOM, choose_micro_batches, free_bytes
 from adasim.train.progress import duration
 from adasim.train.state import bytes_on_disk, memory_options
 from adasim.train.trial import time_steps
-from adasim.units import scaled
+from adasim.util.errors import UserError
+from adasim.util.units import scaled
 
 Line = tuple[str, str, str]
 """What, how much, why."""

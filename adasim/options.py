@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from adasim.errors import UserError
-from adasim.fields import check_temperature
+from adasim.util.errors import UserError
+from adasim.util.fields import check_temperature
 
 SWEEP = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 """Ten learning rates per 256 images that span what frozen features of either method ask for."""

@@ -28,19 +28,19 @@ from adasim.config import (
     ViewsConfig,
 )
 from adasim.data import ImageSet, describe, leave_out, open_images
-from adasim.errors import UserError
+from adasim.dist.devices import pick_device
+from adasim.dist.processes import Distributed
 from adasim.forecast import Line, lines
 from adasim.methods import DinoSettings, SimSiamSettings
 from adasim.models import build_from, read_weights
-from adasim.ranks.devices import pick_device
-from adasim.ranks.processes import Distributed
 from adasim.recipes import for_epochs, from_weights
 from adasim.registry import METHODS
 from adasim.train.footprint import Footprint
 from adasim.train.micro import choose_micro_batches, free_bytes
 from adasim.train.progress import duration
 from adasim.train.trial import time_steps
-from adasim.units import scaled
+from adasim.util.errors import UserError
+from adasim.util.units import scaled
 
 _FEWEST = 16  # images; fewer have no neighbours worth the name
 _SPARE = 0.9  # of the time: the rest is for starting, saving and a busy machine

@@ -19,16 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.config import Config, ModelConfig, ViewsConfig
-from adasim.errors import UserError
-from adasim.fields import between
+from adasim.dist.processes import Distributed
 from adasim.models import build_backbone
 from adasim.models.backbones import VITS
 from adasim.neighbors.grouped import buffer_bytes
 from adasim.neighbors.memory import _INT8_FROM
 from adasim.options import PlanArguments
-from adasim.ranks.processes import Distributed
 from adasim.train.footprint import Footprint
-from adasim.units import scaled
+from adasim.util.errors import UserError
+from adasim.util.fields import between
+from adasim.util.units import scaled
 
 _ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
 _LIST = 8  # bytes of a list's entry: an int32 id and an fp32 similarity

@@ -23,8 +23,8 @@ from adasim.config import (
     SaveConfig,
     ViewsConfig,
 )
-from adasim.errors import UserError
 from adasim.registry import METHODS
+from adasim.util.errors import UserError
 
 if TYPE_CHECKING:  # imports torch, and a list of recipes must not wait for it
     from adasim.models import Weights

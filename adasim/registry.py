@@ -21,7 +21,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from adasim.errors import UserError
 from adasim.settings import (
     DINO_VIEWS,
     SIAMESE_VIEWS,
@@ -30,6 +29,7 @@ from adasim.settings import (
     NnclrSettings,
     SimSiamSettings,
 )
+from adasim.util.errors import UserError
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from adasim.errors import UserError
-from adasim.fields import at_least, between, check_fields, check_temperature, check_width
+from adasim.util.errors import UserError
+from adasim.util.fields import at_least, between, check_fields, check_temperature, check_width
 
 DINO_VIEWS: dict[str, Any] = {  # Caron et al., 2021: two different views
     "interpolation": "bicubic",

@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from adasim.data import ImageSet, Unreadable
-from adasim.errors import UserError
 from adasim.registry import SOURCES
-from adasim.rgb import to_tensor
+from adasim.util.errors import UserError
+from adasim.util.rgb import to_tensor
 
 
 class TarImages(ImageSet):

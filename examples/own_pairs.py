@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy
 from adasim.registry import PAIRS
+from adasim.util.errors import UserError
 
 
 @PAIRS.register("mutual")

@@ -51,9 +51,9 @@ import adasim.cli.pretrain
 from adasim.api import pretrain
 from adasim.config import Config
 from adasim.neighbors import NeighborMemory
-from adasim.seeding import uniform
 from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.state import TrainState
+from adasim.util.seeding import uniform
 
 ACTIONS: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),

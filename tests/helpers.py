@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from adasim.cli.main import main
 from adasim.config import Config
 from adasim.data import ImageSet, open_images
-from adasim.ranks.processes import Distributed
+from adasim.dist.processes import Distributed
 from adasim.train.trial import Speed, time_steps
 
 # Folders and files

@@ -27,12 +27,12 @@ from adasim.config import (
     ViewsConfig,
 )
 from adasim.data import open_images
-from adasim.files import TEMPORARY
 from adasim.methods import DinoSettings, NnclrSettings, SimSiam, SimSiamSettings
 from adasim.neighbors import ConfidentSettings
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.state import build_state
+from adasim.util.files import TEMPORARY
 
 Small = Callable[..., Config]
 Digest = Callable[[Path], str]

@@ -20,11 +20,11 @@ from adasim.config import (
     SaveConfig,
     ViewsConfig,
 )
-from adasim.errors import UserError
 from adasim.methods import DinoSettings, SimSiam, SimSiamSettings
 from adasim.recipes import RECIPES, get_recipe
 from adasim.registry import PAIRS
 from adasim.runs.folder import RunFolder
+from adasim.util.errors import UserError
 
 
 @pytest.mark.parametrize(

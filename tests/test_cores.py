@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from adasim import cores
 from adasim.cli.demo import tell_if_busy
+from adasim.util import cores
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 SET = {"GOMP_SPINCOUNT": str(cores.SPINS), "KMP_BLOCKTIME": str(cores.SPIN_MILLISECONDS)}

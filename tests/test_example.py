@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 import adasim
 from adasim.cli.main import main
 from adasim.data import synthetic
-from adasim.errors import UserError
 from adasim.recipes import get_recipe
 from adasim.registry import METHODS, PAIRS, load_plugin
+from adasim.util.errors import UserError
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ from typing import Any, BinaryIO
 import pytest
 from helpers import names
 
-from adasim.files import TEMPORARY, atomic_write, remove_leftovers, sha256_file
+from adasim.util.files import TEMPORARY, atomic_write, remove_leftovers, sha256_file
 
 KILL_AT = """
 import os, signal, sys
 from pathlib import Path
-from adasim.files import atomic_write
+from adasim.util.files import atomic_write
 
 path, call, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 real = getattr(os, call)

@@ -21,7 +21,6 @@ import adasim
 from adasim.cli.main import main
 from adasim.data import open_images
 from adasim.data.images import ArrayImages
-from adasim.errors import UserError
 from adasim.explore.collection import Collection, collect
 from adasim.explore.opening import open_features, open_run
 from adasim.gallery.figure import _BAR, _CELL, _OTHER, _SAME, draw, render
@@ -31,7 +30,8 @@ from adasim.gallery.tables import COLUMNS, as_csv, as_latex, escape, rows_of
 from adasim.neighbors import NeighborMemory
 from adasim.options import ExploreOptions
 from adasim.runs.overwrite import check_replaceable
-from adasim.spreadsheet import read_csv
+from adasim.util.csv import read_csv
+from adasim.util.errors import UserError
 
 HOSTILE = [
     "a_b&c%d#e$f${g}~h^i\\j",

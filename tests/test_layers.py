@@ -9,15 +9,12 @@ import adasim
 PACKAGE = Path(adasim.__file__).parent
 
 FLOORS: list[set[str]] = [
-    {
-        *("errors", "files", "fields", "seeding", "terminal", "interrupts", "units", "rgb", "spreadsheet"),
-        *("spread", "registry", "config", "schedules", "ranks", "cores", "settings", "options", "paths"),
-    },
+    {"util", "registry", "config", "dist", "settings", "options"},
     {"neighbors", "data", "models"},
     {"methods"},
     {"runs"},
     {"train", "eval"},
-    {"use"},
+    {"tools"},
     {
         *("api", "before_after", "run", "recipes", "plan", "photos", "forecast", "demo"),
         *("gallery", "curves", "explore", "cli", "__main__"),
@@ -73,7 +70,7 @@ def test_nobody_imports_from_above_or_from_next_door() -> None:
 
 def test_the_heart_needs_torch_alone() -> None:
     """People take `adasim.neighbors` into loops of their own: nothing else may come with it."""
-    allowed = {"errors", "fields", "seeding", "registry", "ranks", "settings"}
+    allowed = {"util", "registry", "dist", "settings"}
     for path in sorted((PACKAGE / "neighbors").glob("*.py")):
         assert set(imports(path)) <= {"neighbors", *allowed}, path.name
 

@@ -20,13 +20,13 @@ from adasim.cli.main import main
 from adasim.cli.pretrain import agreed, shortened
 from adasim.config import Config
 from adasim.data import ImageSet
-from adasim.errors import UserError
+from adasim.dist.processes import Distributed
 from adasim.models import EvalTransform
-from adasim.ranks.processes import Distributed
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
 from adasim.runs.folder import RunFolder
 from adasim.train.trial import Speed, time_steps
+from adasim.util.errors import UserError
 
 QUICK = ["--from-scratch", "--no-curves", "--no-compare"]
 

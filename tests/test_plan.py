@@ -17,12 +17,12 @@ from torch import Tensor
 from adasim import forecast
 from adasim.cli.main import main
 from adasim.data import open_images
-from adasim.errors import UserError
 from adasim.models import build_backbone
 from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.neighbors.sharded import shard
 from adasim.plan import Plan, PlanArguments, make_plan
 from adasim.recipes import get_recipe
+from adasim.util.errors import UserError
 
 N, DIM, WINDOW, K, BATCH = 101, 7, 3, 5, 24
 

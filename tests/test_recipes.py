@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from adasim.config import Config
-from adasim.errors import UserError
 from adasim.methods import build_method
 from adasim.recipes import RECIPES, get_recipe
+from adasim.util.errors import UserError
 
 DINO = {
     "method": "dino",

@@ -1,6 +1,6 @@
 import torch
 
-from adasim.seeding import key, permutation, seeded, uniform
+from adasim.util.seeding import key, permutation, seeded, uniform
 
 
 def test_a_number_depends_on_its_name_alone() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from adasim.spread import feature_spread, rankme
+from adasim.util.spread import feature_spread, rankme
 
 
 def test_rankme_is_the_exponential_of_the_entropy_of_the_singular_values() -> None:

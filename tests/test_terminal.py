@@ -13,9 +13,9 @@ from PIL import Image
 from rich.table import Table
 from rich.text import Text
 
-from adasim import terminal
 from adasim.cli.main import main
-from adasim.terminal import printable
+from adasim.util import terminal
+from adasim.util.terminal import printable
 
 HOSTILE = "a\x1b]0;owned \u202egpj.exe [/dim] [red] :smile: \x9b31m caf\udce9"
 HARMLESS = r"a\x1b]0;owned \u202egpj.exe [/dim] [red] :smile: \u009b31m caf\xe9"

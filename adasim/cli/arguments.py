@@ -12,8 +12,8 @@ import tyro
 from adasim.cli.reading import read_options
 from adasim.cli.using import Model
 from adasim.options import with_options
-from adasim.paths import check_file, check_images, check_model
 from adasim.registry import EVALUATIONS
+from adasim.util.paths import check_file, check_images, check_model
 
 
 @dataclass(kw_only=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adasim import terminal
 from adasim.cli.reading import read_options
-from adasim.cores import OtherProcesses
-from adasim.errors import UserError
 from adasim.runs.checks import check_out
+from adasim.util import terminal
+from adasim.util.cores import OtherProcesses
+from adasim.util.errors import UserError
 
 
 @dataclass(kw_only=True)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import Model, Reading
 from adasim.options import Flag
-from adasim.paths import check_file, check_images, check_model
-from adasim.use.outputs import check_features_file
+from adasim.tools.outputs import check_features_file
+from adasim.util import terminal
+from adasim.util.paths import check_file, check_images, check_model
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     check_file(asked.exclude, "--exclude")
     check_images(asked.data)
 
-    from adasim.use.embed import embed
+    from adasim.tools.embed import embed
 
     found = embed(
         asked.model,

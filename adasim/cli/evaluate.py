@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adasim import terminal
 from adasim.cli.arguments import TableArguments, parse_evaluation
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import MODEL
-from adasim.errors import UserError
-from adasim.paths import check_file
 from adasim.registry import EVALUATIONS, nearest
+from adasim.util import terminal
+from adasim.util.errors import UserError
+from adasim.util.paths import check_file
 
 TABLE = "table"
 """The one command here that measures nothing."""

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.text import Text
 
-from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import MODEL, check_sources
-from adasim.errors import UserError
 from adasim.explore.outputs import check_atlas, check_csv, check_page
-from adasim.files import remedy
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
+from adasim.util import terminal
+from adasim.util.errors import UserError
+from adasim.util.files import remedy
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,13 +9,13 @@ from typing import Literal
 
 import tyro
 
-from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import Model
 from adasim.options import Flag
-from adasim.paths import check_model
-from adasim.use.outputs import check_export_folder
+from adasim.tools.outputs import check_export_folder
+from adasim.util import terminal
+from adasim.util.paths import check_model
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     if asked.out is not None:
         check_export_folder(asked.out, asked.overwrite)
 
-    from adasim.use.export import export
+    from adasim.tools.export import export
 
     folder = export(
         asked.model,

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.text import Text
 
-from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import MODEL, check_sources
-from adasim.errors import UserError
-from adasim.files import atomic_write, remedy
 from adasim.gallery import FORMATS, KINDS
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
-from adasim.use.outputs import check_output
+from adasim.tools.outputs import check_output
+from adasim.util import terminal
+from adasim.util.errors import UserError
+from adasim.util.files import atomic_write, remedy
 
 if TYPE_CHECKING:
     from adasim.gallery.opening import Supports

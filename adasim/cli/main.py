@@ -30,9 +30,9 @@ from importlib import import_module
 from rich.table import Table
 from rich.text import Text
 
-from adasim import terminal
-from adasim.errors import UserError
-from adasim.interrupts import Stopped, is_first
+from adasim.util import terminal
+from adasim.util.errors import UserError
+from adasim.util.interrupts import Stopped, is_first
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("adasim.cli.demo", "three minutes on generated images: pretrain, then k-NN accuracy"),

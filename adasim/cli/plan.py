@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.pretrain import check_paths, configured
 from adasim.cli.reading import read_options
-from adasim.errors import UserError
 from adasim.options import PlanArguments
+from adasim.util import terminal
+from adasim.util.errors import UserError
 
 
 def main(arguments: Sequence[str]) -> None:

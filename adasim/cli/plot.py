@@ -9,12 +9,12 @@ from typing import Annotated
 
 import tyro
 
-from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.curves.outputs import outputs
 from adasim.curves.panels import PANELS
 from adasim.runs.checks import require_run
+from adasim.util import terminal
 
 _OUT = (
     "A .png, .svg or .pdf, or a folder for curves.png and curves.svg: by default that of the run, or, for several "

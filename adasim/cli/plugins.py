@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adasim.errors import UserError
 from adasim.registry import load_plugin
+from adasim.util.errors import UserError
 
 
 def load_plugins(arguments: Sequence[str]) -> list[str]:

@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_arguments
 from adasim.config import Config, DataConfig
-from adasim.errors import UserError
-from adasim.interrupts import is_first
-from adasim.paths import check_file, check_images, check_model, check_path
 from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checks import check_out, require_run
 from adasim.runs.launch import began_here, restarted
+from adasim.util import terminal
+from adasim.util.errors import UserError
+from adasim.util.interrupts import is_first
+from adasim.util.paths import check_file, check_images, check_model, check_path
 
 
 @dataclass

@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 
 import tyro
 
-from adasim.errors import UserError
-from adasim.fields import check_fields, in_words
-from adasim.paths import check_path
+from adasim.util.errors import UserError
+from adasim.util.fields import check_fields, in_words
+from adasim.util.paths import check_path
 
 _SHOWN = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", tuple[int, ...]: "INT [INT ...]"}
 _CALLED = {"gpu": "device", "gpus": "device", "cuda": "device", "output": "out", "batch": "batch-size"}

@@ -11,14 +11,14 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from adasim import terminal
 from adasim.cli.plugins import load_plugins
 from adasim.cli.reading import read_options
 from adasim.cli.using import Model, Reading
-from adasim.errors import UserError
 from adasim.options import Flag
-from adasim.paths import check_file, check_images, check_model
-from adasim.use.outputs import check_output
+from adasim.tools.outputs import check_output
+from adasim.util import terminal
+from adasim.util.errors import UserError
+from adasim.util.paths import check_file, check_images, check_model
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     check_file(asked.exclude, "--exclude")
     check_images(asked.among, "--in")
 
-    from adasim.use.similar import similar
+    from adasim.tools.similar import similar
 
     found = similar(
         asked.model,
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
         table.add_row(str(place), f"{score:.4f}", name)
     console.print(table)
     if not asked.no_picture:
-        from adasim.use.sheet import contact_sheet
+        from adasim.tools.sheet import contact_sheet
 
         out = asked.out or _free_name(asked.image)
         try:

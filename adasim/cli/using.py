@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from adasim.errors import UserError
 from adasim.options import Flag
-from adasim.paths import check_file, check_images, check_model
 from adasim.runs.checks import require_run
+from adasim.util.errors import UserError
+from adasim.util.paths import check_file, check_images, check_model
 
 MODEL = (
     "A run folder, a timm model name, NAME:FILE (a model's name and a file of its weights), a folder with "

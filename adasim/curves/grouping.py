@@ -12,7 +12,7 @@ from adasim.curves.reading import RunCurves
 from adasim.registry import PAIRS
 from adasim.run import Run
 from adasim.runs.settings import decisive, flatten
-from adasim.terminal import printable
+from adasim.util.terminal import printable
 
 MOST_WORDS = 3
 """So many settings stand in a label; a talk has no room for more."""

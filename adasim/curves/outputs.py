@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from adasim.errors import UserError
-from adasim.use.outputs import check_folder
+from adasim.tools.outputs import check_folder
+from adasim.util.errors import UserError
 
 NAME, FORMATS = "curves", ("png", "svg", "pdf")
 MARK = "adasim plot"

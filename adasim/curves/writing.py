@@ -13,10 +13,10 @@ from adasim.curves.grouping import Grouped, group
 from adasim.curves.outputs import MARK, outputs
 from adasim.curves.panels import PANELS, Panel, panel_of_metric
 from adasim.curves.reading import RunCurves
-from adasim.errors import UserError
-from adasim.files import atomic_write, remedy
 from adasim.run import Run, load_run
-from adasim.terminal import without_font_warnings
+from adasim.util.errors import UserError
+from adasim.util.files import atomic_write, remedy
+from adasim.util.terminal import without_font_warnings
 
 MOST_LINES = 24  # with more, the legend leaves no room for the curves
 

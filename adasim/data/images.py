@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adasim.data.contents import sample_ids
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 MAX_CLASSES = 100_000
 """Of classes that are known by number alone: there is one for each number up to the greatest label."""

@@ -13,15 +13,15 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
-from adasim import seeding
 from adasim.data import ImageSet, Unreadable
 from adasim.data.sources.masks import IGNORE, blank, require_same_size
-from adasim.errors import UserError
+from adasim.dist.devices import image_layout
 from adasim.eval.features import frozen, progress_bar, require_finite, require_size
 from adasim.eval.protocols.segmentation import MaskBatches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
-from adasim.ranks.devices import image_layout
+from adasim.util import seeding
+from adasim.util.errors import UserError
 
 HELD_BYTES = 2 * 1024**3
 """Patch features up to this size are made once and held; larger ones are made anew for every epoch."""

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import timm
 
-from adasim import seeding
 from adasim.config import ModelConfig
-from adasim.errors import UserError
 from adasim.eval.features import default_folder, require_size
 from adasim.eval.results import RESULTS_FILE
-from adasim.fields import at_least
 from adasim.models import (
     BACKBONE_FILE,
     PIXELS,
@@ -32,6 +29,9 @@ from adasim.models.files import is_ours
 from adasim.models.published import WEIGHTS_FILES
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.folder import RunFolder, check_source
+from adasim.util import seeding
+from adasim.util.errors import UserError
+from adasim.util.fields import at_least
 
 _USUAL_SIZE = 224  # of a model that is known by its name alone
 

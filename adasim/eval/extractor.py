@@ -13,16 +13,16 @@ from torch import Tensor
 
 from adasim.data import ImageSet, describe
 from adasim.data.sources.found import few
-from adasim.errors import UserError
+from adasim.dist.devices import pick_device
 from adasim.eval.encoders import Encoder, open_encoder
 from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Features, weights_hash
 from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
-from adasim.fields import at_least
 from adasim.models import Backbone
 from adasim.models.transforms import SMALL, EvalTransform
 from adasim.options import Options, Sources
-from adasim.ranks.devices import pick_device
+from adasim.util.errors import UserError
+from adasim.util.fields import at_least
 
 Say = Callable[[str], None]
 """Takes a sentence for a person; the command line prints it."""

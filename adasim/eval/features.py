@@ -27,14 +27,14 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from adasim import terminal
 from adasim.data import ImageSet, Unreadable
-from adasim.errors import UserError
+from adasim.dist.devices import image_layout
 from adasim.eval.kept import Parts, read_features, write_features
 from adasim.models import Backbone
 from adasim.models.files import hash_tensors
 from adasim.models.transforms import EvalTransform
-from adasim.ranks.devices import image_layout
+from adasim.util import terminal
+from adasim.util.errors import UserError
 
 FeatureKind = Literal["pooled", "linear-dino"]
 """`pooled`: the encoder's own output. `linear-dino`: what DINO's linear layer sees (docs/evaluation.md)."""

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from adasim.files import atomic_write, remove
 from adasim.models.files import as_bytes
+from adasim.util.files import atomic_write, remove
 
 KEEP_S = 30.0
 """Seconds of work that a killed pass may lose."""

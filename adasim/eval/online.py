@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from adasim import seeding
 from adasim.data import ImageSet
 from adasim.eval.features import extract
 from adasim.eval.protocols.knn import knn_accuracy
 from adasim.eval.splits import Subset, require_labels
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
+from adasim.util import seeding
 
 
 def online_knn(

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from adasim import terminal
 from adasim.eval.results import Result
+from adasim.util import terminal
 
 
 @dataclass(frozen=True, kw_only=True)

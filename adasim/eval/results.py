@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from adasim.data.sources.found import few
-from adasim.errors import UserError
 from adasim.runs.settings import versions
+from adasim.util.errors import UserError
 
 RESULTS_FILE = "results.jsonl"
 NAMES = {

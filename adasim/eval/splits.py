@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adasim import seeding
 from adasim.data import ImageSet, describe, leave_out, open_images
 from adasim.data.sources.masks import open_masked
-from adasim.errors import MissingSplitError, UserError
+from adasim.util import seeding
+from adasim.util.errors import MissingSplitError, UserError
 
 Source = str | ImageSet
 """What a person names, or images that are there already."""

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.eval.results import Comparison
-from adasim.terminal import printable
+from adasim.util.terminal import printable
 
 _LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}

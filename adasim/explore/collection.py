@@ -12,8 +12,8 @@ from torch import Tensor
 
 from adasim.data import ImageSet, leave_out, open_images
 from adasim.data.sources.excluded import file_key
-from adasim.errors import MissingSplitError, UserError
-from adasim.terminal import printable, spelled
+from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.terminal import printable, spelled
 
 
 @dataclass

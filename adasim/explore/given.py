@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.errors import UserError
 from adasim.explore.collection import Collection
-from adasim.terminal import printable
+from adasim.util.errors import UserError
+from adasim.util.terminal import printable
 
 
 def given_features(file: Path, collection: Collection, data: str, say: Callable[[str], None]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, describe
-from adasim.errors import UserError
+from adasim.dist.devices import pick_device
 from adasim.eval.encoders import open_encoder
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import encode, frozen, progress_bar
@@ -23,9 +23,9 @@ from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU, ExploreOptions, refuse_unused
-from adasim.paths import is_path
-from adasim.ranks.devices import pick_device
 from adasim.run import Run, load_run
+from adasim.util.errors import UserError
+from adasim.util.paths import is_path
 
 Say = Callable[[str], None]
 """Takes a sentence for a person."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from adasim.errors import UserError
-from adasim.files import TEMPORARY
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY
 
 _MARK = b'<meta name="generator" content="adasim explore">'
 SHEET = re.compile(r"sheet-[0-9]{5}\.webp")

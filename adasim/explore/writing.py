@@ -24,9 +24,9 @@ from adasim.explore.labels import LabelMass
 from adasim.explore.looks import COLUMNS, Looks
 from adasim.explore.outputs import SHEET, sheets_folder
 from adasim.explore.support import Support
-from adasim.files import atomic_write, remove_leftovers
-from adasim.spreadsheet import to_csv
-from adasim.terminal import printable
+from adasim.util.csv import to_csv
+from adasim.util.files import atomic_write, remove_leftovers
+from adasim.util.terminal import printable
 
 PAGE_SUPPORT = 12
 """Neighbours of each image on the page."""

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from adasim.data import Unreadable
-from adasim.errors import UserError
 from adasim.explore.collection import Collection
 from adasim.gallery.opening import Supports
 from adasim.gallery.picking import Picked
 from adasim.gallery.tables import Row
-from adasim.terminal import without_font_warnings
-from adasim.use.sheet import EMPTY, fitted
+from adasim.tools.sheet import EMPTY, fitted
+from adasim.util.errors import UserError
+from adasim.util.terminal import without_font_warnings
 
 _INK, _QUIET, _TRACK, _PAPER = "#1d1d1f", "#66666b", "#e6e6ea", "#ffffff"
 # Okabe and Ito's blue and a darker vermillion: told apart by all kinds of colour vision, and readable as text.

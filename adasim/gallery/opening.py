@@ -12,12 +12,12 @@ from torch import Tensor
 
 from adasim.data import ImageSet
 from adasim.data.sources.handed import was_handed_over
-from adasim.errors import UserError
 from adasim.explore.collection import Collection, collect
 from adasim.explore.opening import Opened, Say, origin_in_words, own_images, require_as_many
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU
 from adasim.run import Run, load_run
+from adasim.util.errors import UserError
 
 _CHUNK = 8192
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adasim.errors import UserError
 from adasim.explore.collection import Collection
 from adasim.gallery import KINDS
 from adasim.gallery.opening import Supports
-from adasim.seeding import permutation
+from adasim.util.errors import UserError
+from adasim.util.seeding import permutation
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from adasim.gallery.opening import Supports
-from adasim.spreadsheet import to_csv
+from adasim.util.csv import to_csv
 
 COLUMNS = ("query", "query_file", "query_class", "rank", "id", "file", "class", "p_win")
 P_WIN = r"$p_{\mathrm{win}}$"

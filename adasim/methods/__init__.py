@@ -6,7 +6,7 @@ from adasim.methods.dino import Dino, DinoSettings
 from adasim.methods.nnclr import Nnclr, NnclrSettings
 from adasim.methods.simsiam import SimSiam, SimSiamSettings
 from adasim.registry import METHODS
-from adasim.seeding import key, seeded
+from adasim.util.seeding import key, seeded
 
 __all__ = [
     "Dino",

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from adasim.config import Config, OptimConfig
-from adasim.errors import UserError
 from adasim.models import Backbone
+from adasim.util.errors import UserError
 
 
 @dataclass

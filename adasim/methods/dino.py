@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adasim.config import Config, ModelConfig, OptimConfig
+from adasim.dist.collectives import mean_over_ranks
 from adasim.methods.base import EncodedView, Method, Step, decay_groups
 from adasim.models import Backbone, DinoHead, build_backbone
 from adasim.models.backbones import check_patches
-from adasim.ranks.exchange import mean_over_ranks
 from adasim.registry import METHODS
-from adasim.schedules import cosine
 from adasim.settings import DINO_VIEWS, DinoSettings
-from adasim.spread import feature_spread
+from adasim.util.schedules import cosine
+from adasim.util.spread import feature_spread
 
 
 class Network(nn.Module):

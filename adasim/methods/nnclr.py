@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adasim.config import Config, ModelConfig, OptimConfig
-from adasim.errors import UserError
+from adasim.dist.collectives import Exchange, gather_with_gradient
 from adasim.methods.base import EncodedView, Step, decay_groups
 from adasim.methods.siamese import Siamese
-from adasim.ranks.exchange import Exchange, gather_with_gradient
 from adasim.registry import METHODS
 from adasim.settings import NnclrSettings
+from adasim.util.errors import UserError
 
 
 @METHODS.register("nnclr")

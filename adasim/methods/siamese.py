@@ -10,7 +10,7 @@ from adasim.config import ModelConfig
 from adasim.methods.base import EncodedView, Method, Step
 from adasim.models import Backbone, Predictor, Projector, build_backbone
 from adasim.settings import SIAMESE_VIEWS
-from adasim.spread import feature_spread
+from adasim.util.spread import feature_spread
 
 
 class Siamese(Method):

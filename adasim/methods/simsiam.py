@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adasim.config import Config, OptimConfig
-from adasim.errors import UserError
 from adasim.methods.base import EncodedView, Step, decay_groups
 from adasim.methods.siamese import Siamese
 from adasim.registry import METHODS
 from adasim.settings import SimSiamSettings
+from adasim.util.errors import UserError
 
 
 @METHODS.register("simsiam")

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import ModelConfig
-from adasim.errors import UserError
 from adasim.models.transforms import EvalTransform
+from adasim.util.errors import UserError
 
 # LayerNorm eps 1e-6, qkv bias, GELU, MLP ratio 4 and no LayerScale are timm's own for these names.
 VITS: dict[str, tuple[str, dict[str, Any]]] = {

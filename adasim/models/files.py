@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from adasim.config import Config
-from adasim.errors import UserError
-from adasim.fields import fit
-from adasim.files import atomic_write
 from adasim.models.backbones import Backbone, from_spec
 from adasim.models.transforms import EvalTransform
+from adasim.util.errors import UserError
+from adasim.util.fields import fit
+from adasim.util.files import atomic_write
 
 BACKBONE_FILE = "backbone.safetensors"
 """Name of the encoder in a run folder."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adasim.errors import UserError
 from adasim.models.files import checked_transform, parsed
 from adasim.models.transforms import EvalTransform
+from adasim.util.errors import UserError
 
 CONFIG_FILE, PROCESSOR_FILE = "config.json", "preprocessor_config.json"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adasim.errors import UserError
 from adasim.models.backbones import VITS, Backbone, build_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.models.weights import Weights
+from adasim.util.errors import UserError
 
 _HEADS = ("head", "head_dist", "fc", "classifier", "projector", "predictor")
 

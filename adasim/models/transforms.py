@@ -16,8 +16,8 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.config import Config
-from adasim.errors import UserError
-from adasim.rgb import to_tensor
+from adasim.util.errors import UserError
+from adasim.util.rgb import to_tensor
 
 SMALL = 64
 """Up to this side images are taken as they are: enlarging 32 pixels to crop them again only blurs."""

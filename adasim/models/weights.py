@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 
 from adasim.config import ModelConfig
-from adasim.errors import UserError
 from adasim.models.backbones import RESNETS, VITS, configuration, is_timm, nearest_models
 from adasim.models.files import BACKBONE_FILE, is_ours, missing, read_backbone
 from adasim.models.names import is_torchvision_vit, timm_names
 from adasim.models.published import CONFIG_FILE, PROCESSOR_FILE, WEIGHTS_FILES, is_published, read_description
 from adasim.models.transforms import EvalTransform
+from adasim.util.errors import UserError
 
 # DINO's checkpoints hold both networks, and training scripts name what they save: whose weights are the encoder's.
 _NETWORKS = ("teacher", "student", "state_dict", "model")

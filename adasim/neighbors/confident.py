@@ -14,12 +14,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from adasim.errors import UserError
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import PairContext, PairPolicy
 from adasim.registry import PAIRS
-from adasim.seeding import uniform
 from adasim.settings import ConfidentSettings
+from adasim.util.errors import UserError
+from adasim.util.seeding import uniform
 
 
 @PAIRS.register("confident")

@@ -20,8 +20,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, Sampler
 
-from adasim import seeding
 from adasim.neighbors.memory import NeighborMemory
+from adasim.util import seeding
 
 
 class PairSampler(Sampler[tuple[int, int]]):

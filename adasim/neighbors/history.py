@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from adasim.neighbors.arguments import Ids, check_tau, checked_ids
 from adasim.neighbors.window import Ranker, on_grid, softmax_of_sums
-from adasim.seeding import uniform
+from adasim.util.seeding import uniform
 
 _CHUNK = 512  # images whose windows are ranked at once
 _TOO_COARSE = (

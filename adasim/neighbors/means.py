@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adasim.dist.collectives import Exchange
 from adasim.neighbors.search import merge, search
 from adasim.neighbors.window import on_grid
-from adasim.ranks.exchange import Exchange
 
 _BLOCK = 4096  # rows looked up, or centred, at once
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adasim.dist.devices import to_device
 from adasim.neighbors.arguments import Ids, checked_ids
 from adasim.neighbors.history import ListHistory
 from adasim.neighbors.means import MeanFeatures
@@ -28,7 +29,6 @@ from adasim.neighbors.precision import exact_device
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
 from adasim.neighbors.window import on_grid
-from adasim.ranks.devices import to_device
 
 _INT8_FROM = 1 << 24  # elements of the cache from which an int8 copy pays
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from adasim.errors import UserError
 from adasim.neighbors.memory import NeighborMemory
 from adasim.registry import PAIRS
-from adasim.seeding import uniform
+from adasim.util.errors import UserError
+from adasim.util.seeding import uniform
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from adasim.ranks.devices import without_autocast
+from adasim.dist.devices import without_autocast
 
 _lock = threading.Lock()
 _inside = 0  # how many blocks of `ieee_products` are being run, by all threads

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from adasim.dist.collectives import Exchange
+from adasim.dist.devices import to_device
 from adasim.neighbors.arguments import Ids, check_tau, checked_ids
 from adasim.neighbors.memory import NeighborMemory, itself
 from adasim.neighbors.search import merge
-from adasim.ranks.devices import to_device
-from adasim.ranks.exchange import Exchange
 
 
 def shard(num_images: int, rank: int, world: int) -> range:

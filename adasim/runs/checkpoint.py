@@ -29,13 +29,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from adasim.errors import UserError
-from adasim.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
-from adasim.ranks.processes import ALONE, Distributed
+from adasim.dist.processes import ALONE, Distributed
 from adasim.runs.manifest import PLAIN, InvalidCheckpoint, OtherFormat, seal
 from adasim.runs.packing import pack_optimizer as pack_optimizer
 from adasim.runs.packing import unpack_optimizer as unpack_optimizer
 from adasim.runs.verify import EPOCH, STEP, SUFFIX, Checkpoint, Verifier, order
+from adasim.util.errors import UserError
+from adasim.util.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
 
 T = TypeVar("T")
 _TRIES = 20  # to read from a run that goes on; it would have to save that often meanwhile

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from adasim.errors import UserError
-from adasim.files import TEMPORARY
 from adasim.runs.lock import LOCK
 from adasim.runs.overwrite import LISTING, check_replaceable
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY
 
 FOLDERS = ("checkpoints", "history", "tensorboard")
 UNFINISHED = {*FOLDERS, LOCK, "versions.json", "data.json", LISTING, "run.json"}

@@ -15,7 +15,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 try:
     import fcntl

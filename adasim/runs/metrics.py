@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from adasim.files import atomic_write
 from adasim.runs.trackers import Tracker
+from adasim.util.files import atomic_write
 
 TIMES = (
     "seconds",

@@ -13,9 +13,9 @@ import re
 import stat
 from pathlib import Path
 
-from adasim.errors import UserError
-from adasim.files import TEMPORARY, remove
 from adasim.runs.lock import LOCK
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY, remove
 
 LISTING = "listing.npz"
 _PRODUCTS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
 _CAME_LATER = {  # what runs of earlier versions did without saying so

@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from adasim.errors import UserError
 from adasim.runs.settings import flatten
+from adasim.util.errors import UserError
 
 FILES = "files"
 """The word for no service."""

@@ -7,8 +7,8 @@ import io
 from pathlib import Path
 
 from adasim.data import ImageSet
-from adasim.files import atomic_write
-from adasim.terminal import printable
+from adasim.util.files import atomic_write
+from adasim.util.terminal import printable
 
 UNREADABLE_FILE = "unreadable.csv"
 _HEADER = ["image", "file", "reason"]

@@ -15,7 +15,6 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from adasim.files import sha256_file
 from adasim.runs.manifest import (
     PLAIN,
     InvalidCheckpoint,
@@ -23,6 +22,7 @@ from adasim.runs.manifest import (
     require_kind,
     unseal,
 )
+from adasim.util.files import sha256_file
 
 STEP = re.compile(r"step-([0-9]{9,})(?:\.([0-9]+))?")
 EPOCH = re.compile(r"epoch-([0-9]{6,})-([0-9a-f]{16})\.safetensors")

@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from adasim.config import Config, DataConfig
+from adasim.dist.collectives import without_others
+from adasim.dist.devices import working_precision
 from adasim.methods import build_method
-from adasim.ranks.devices import working_precision
-from adasim.ranks.exchange import without_others
 
 _FEW, _MORE = 4, 8  # images of the two steps that a line is drawn through; batch norm needs two
 

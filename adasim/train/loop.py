@@ -15,15 +15,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from adasim import seeding
 from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader
-from adasim.errors import UserError
+from adasim.dist.devices import autocast, image_layout
+from adasim.dist.processes import ALONE, Distributed
 from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, save_backbone
 from adasim.models.files import backbone_bytes
 from adasim.neighbors import PairPolicy
-from adasim.ranks.devices import autocast, image_layout
-from adasim.ranks.processes import ALONE, Distributed
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder
 from adasim.runs.unreadable import UnreadableList
@@ -33,6 +31,8 @@ from adasim.train.signals import StopRequests, requeue, stopped
 from adasim.train.start import follow
 from adasim.train.state import TrainState, build_policy
 from adasim.train.timing import Forward, build_timing
+from adasim.util import seeding
+from adasim.util.errors import UserError
 
 
 class NonFiniteLossError(UserError):

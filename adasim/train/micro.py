@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import Config
-from adasim.errors import UserError
+from adasim.dist.devices import autocast
+from adasim.dist.processes import Distributed, Runner
 from adasim.methods import Step, build_method
-from adasim.ranks.devices import autocast
-from adasim.ranks.processes import Distributed, Runner
 from adasim.registry import PAIRS
-from adasim.spread import feature_spread
 from adasim.train.footprint import Footprint
 from adasim.train.state import TrainState
-from adasim.units import scaled
+from adasim.util.errors import UserError
+from adasim.util.spread import feature_spread
+from adasim.util.units import scaled
 
 ROOM = 1.2  # what a step takes, over what is counted: the largest temporary, workspaces, fragments
 _MUCH = 0.3  # of the free memory: worth telling

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from adasim.spread import feature_spread, rankme
+from adasim.util.spread import feature_spread, rankme
 
 ALIKE = "The encoder gives nearly the same feature to every image"
 FLAT = "The features use only"

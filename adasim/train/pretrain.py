@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from adasim import terminal
 from adasim.config import Config
 from adasim.data import (
     ImageSet,
@@ -20,10 +19,9 @@ from adasim.data import (
 )
 from adasim.data.sources.handed import source_of
 from adasim.data.sources.record import listing_file
-from adasim.errors import UserError
+from adasim.dist.devices import deterministic, tf32_products, working_precision
+from adasim.dist.processes import Distributed
 from adasim.neighbors.pairs import require_all_labels
-from adasim.ranks.devices import deterministic, tf32_products, working_precision
-from adasim.ranks.processes import Distributed
 from adasim.registry import PAIRS
 from adasim.runs.folder import RunFolder
 from adasim.runs.launch import began_here, restarted
@@ -35,6 +33,8 @@ from adasim.train.report import KnnDuringTraining
 from adasim.train.signals import forgetting_frames
 from adasim.train.start import disk_needed, known_listing, open_data, remedy, start_from_weights
 from adasim.train.state import TrainState, build_loader, build_state
+from adasim.util import terminal
+from adasim.util.errors import UserError
 
 
 @forgetting_frames

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from adasim import terminal
+from adasim.util import terminal
 
 _SMOOTH_S = 20.0  # speeds are averages over about this long
 

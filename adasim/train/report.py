@@ -11,20 +11,20 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from adasim import terminal
 from adasim.config import Config
 from adasim.data import ImageSet
-from adasim.errors import UserError
+from adasim.dist.processes import Distributed
 from adasim.methods import Step
 from adasim.models import Backbone
 from adasim.neighbors import PairPolicy
-from adasim.ranks.processes import Distributed
 from adasim.runs.metrics import MetricsLog, Pace, read_metrics
 from adasim.runs.trackers import FILES, open_tracker
 from adasim.runs.unreadable import UNREADABLE_FILE
 from adasim.train.monitor import READINGS, CollapseWatch
 from adasim.train.progress import Progress
 from adasim.train.state import TrainState
+from adasim.util import terminal
+from adasim.util.errors import UserError
 
 KnnDuringTraining = Callable[[Backbone, ImageSet, Config], float]
 """k-NN accuracy in percent of an encoder in training on (some of) its own images; changes nothing."""

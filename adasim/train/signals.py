@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from adasim import terminal
-from adasim.interrupts import Interrupts, Stopped
+from adasim.util import terminal
+from adasim.util.interrupts import Interrupts, Stopped
 
 P = ParamSpec("P")
 T = TypeVar("T")

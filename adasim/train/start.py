@@ -21,15 +21,15 @@ from adasim.data.sources.handed import AGAIN, was_handed_over
 from adasim.data.sources.listing import Listing
 from adasim.data.sources.opening import is_folder
 from adasim.data.sources.scan import refresh
-from adasim.errors import UserError
+from adasim.dist.processes import Distributed
 from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, read_weights, start_from
-from adasim.ranks.processes import Distributed
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checkpoint import Checkpoint
 from adasim.runs.folder import RunFolder
-from adasim.schedules import learning_rate
 from adasim.train.state import TrainState
-from adasim.units import scaled
+from adasim.util.errors import UserError
+from adasim.util.schedules import learning_rate
+from adasim.util.units import scaled
 
 
 def open_data(

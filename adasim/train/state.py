@@ -19,19 +19,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import Config
 from adasim.data import ImageSet, PairLoader, worker_count
-from adasim.errors import UserError
+from adasim.dist.devices import build_scaler, image_layout, working_precision
+from adasim.dist.layers import Part
+from adasim.dist.processes import ALONE, Distributed
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
 from adasim.models.files import hash_tensors
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
-from adasim.ranks.devices import build_scaler, image_layout, working_precision
-from adasim.ranks.processes import ALONE, Distributed
-from adasim.ranks.sync_layers import Part
 from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
 from adasim.runs.settings import changed_settings, decisive
 from adasim.train.footprint import weight_bytes
 from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
+from adasim.util.errors import UserError
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
 

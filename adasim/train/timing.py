@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from adasim.data import Batch, PairLoader
+from adasim.dist.devices import image_layout
 from adasim.methods import EncodedView, Method, Step
 from adasim.neighbors import PairPolicy, ShardedMemory
-from adasim.ranks.devices import image_layout
 
 
 class Forward(NamedTuple):

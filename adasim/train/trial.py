@@ -10,8 +10,8 @@ import torch
 
 from adasim.config import Config
 from adasim.data import ImageSet
-from adasim.ranks.devices import autocast, image_layout
-from adasim.ranks.processes import Distributed
+from adasim.dist.devices import autocast, image_layout
+from adasim.dist.processes import Distributed
 from adasim.train.state import build_loader, build_state
 
 

@@ -19,10 +19,10 @@ import torch
 
 import adasim
 from adasim.data import open_images
-from adasim.files import atomic_write
 from adasim.runs.metrics import read_metrics
 from adasim.train.loop import NonFiniteLossError
 from adasim.train.monitor import BEGINNINGS
+from adasim.util.files import atomic_write
 
 from .results import newest, read_lines
 from .settings import IMAGES_PER_CLASS, build, images_per_class

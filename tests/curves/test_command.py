@@ -19,8 +19,8 @@ from adasim.cli.main import main
 from adasim.cli.pretrain import finish
 from adasim.curves.panels import PANELS
 from adasim.curves.writing import MOST_LINES
-from adasim.errors import UserError
-from adasim.files import TEMPORARY
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY
 
 Make = Callable[..., Path]
 

@@ -12,10 +12,10 @@ import torch
 from PIL import EpsImagePlugin, Image, ImageOps, features
 
 import adasim.data.sources.decode
-import adasim.rgb
+import adasim.util.rgb
 from adasim.data import Unreadable, open_images
 from adasim.data.sources.decode import decode, decode_reduced
-from adasim.rgb import MAX_PIXELS, to_tensor
+from adasim.util.rgb import MAX_PIXELS, to_tensor
 
 from .pictures import save_image, smooth
 
@@ -134,7 +134,7 @@ def test_the_limit_of_size_is_the_same_for_a_jpeg_at_reduced_size(
     path = str(tmp_path / "x.jpg")
     save_image(smooth(1, 64, 48)[0], Path(path))
     for limit, readable in ((64 * 48, True), (64 * 48 - 1, False)):
-        monkeypatch.setattr(adasim.rgb, "MAX_PIXELS", limit)
+        monkeypatch.setattr(adasim.util.rgb, "MAX_PIXELS", limit)
         for reduction in (None, lambda height, width: 4):
             if readable:
                 decode_reduced(path, reduction)
@@ -161,7 +161,7 @@ def test_strips_give_the_pixels_of_the_whole(mode: str, monkeypatch: pytest.Monk
     image = Image.fromarray(smooth(1, 37, 23)[0].permute(1, 2, 0).numpy())
     image = image.convert("L").convert(mode) if mode in ("LA", "I;16", "I", "F") else image.convert(mode)
     at_once = to_tensor(image)
-    monkeypatch.setattr(adasim.rgb, "_STRIP", 23 * 5)
+    monkeypatch.setattr(adasim.util.rgb, "_STRIP", 23 * 5)
     assert torch.equal(to_tensor(image), at_once)
 
 

@@ -23,8 +23,8 @@ from adasim.data.loading import workers
 from adasim.data.loading.cutting import TASK, Cutter, Task
 from adasim.data.views.crops import reduction
 from adasim.data.views.parameters import CropDraws, view_uniforms
-from adasim.errors import UserError
-from adasim.rgb import _TURNED
+from adasim.util.errors import UserError
+from adasim.util.rgb import _TURNED
 
 from .pictures import smooth
 

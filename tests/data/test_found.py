@@ -10,7 +10,7 @@ import pytest
 from adasim.data import describe, open_images
 from adasim.data.sources import scan
 from adasim.data.sources.excluded import file_name
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from adasim.config import ViewsConfig
 from adasim.data import ImagesLike, PairLoader, as_images, check_same_data, describe, record, synthetic
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 from .pictures import smooth
 

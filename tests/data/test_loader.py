@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, synthetic
 from adasim.data.loading.reading import read
 from adasim.data.views.crops import crop_image
 from adasim.data.views.parameters import UNIFORMS, CropDraws
-from adasim.errors import UserError
+from adasim.util import seeding
+from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adasim.data import open_images
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 PIXELS = np.zeros((3, 8, 8, 3), np.uint8)
 

@@ -14,7 +14,7 @@ import pytest
 from adasim.data import check_same_data, open_images, record
 from adasim.data.sources.listing import Listing
 from adasim.data.sources.record import listing_file
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth
 

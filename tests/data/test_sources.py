@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from adasim.data import as_images, check_same_data, describe, open_images, record
-from adasim.errors import MissingSplitError, UserError
 from adasim.registry import SOURCES
+from adasim.util.errors import MissingSplitError, UserError
 
 from .pictures import save_image, smooth
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adasim.data import synthetic
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 
 def nearest_classes(train: Tensor, labels: Tensor, test: Tensor, k: int = 20) -> Tensor:

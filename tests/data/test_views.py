@@ -9,7 +9,6 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
-from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews
 from adasim.data.views import colours, crops
@@ -23,6 +22,7 @@ from adasim.data.views.parameters import (
 )
 from adasim.models.transforms import EvalTransform
 from adasim.registry import METHODS
+from adasim.util import seeding
 
 from .pictures import smooth
 from .reference import Views

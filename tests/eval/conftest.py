@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from adasim import seeding
 from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
 from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
 from adasim.runs.folder import RunFolder
+from adasim.util import seeding
 
 
 @pytest.fixture

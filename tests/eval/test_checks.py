@@ -3,9 +3,9 @@ from functools import partial
 import pytest
 import torch
 
-from adasim.errors import UserError
 from adasim.eval import fewshot_accuracy, knn_accuracy, linear_probe
 from adasim.eval.protocols.checks import check_features, check_masks, check_split
+from adasim.util.errors import UserError
 
 TRAIN, TEST = torch.randn(8, 3), torch.randn(4, 3)
 TRAIN_LABELS, TEST_LABELS = torch.arange(8) % 4, torch.arange(4)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from adasim.data import synthetic
-from adasim.errors import UserError
 from adasim.eval.dense import PatchFeatures, warp
 from adasim.models import load_backbone
 from adasim.models.transforms import EvalTransform
+from adasim.util.errors import UserError
 
 MakeRun = Callable[..., Path]
 TRANSFORM = EvalTransform.of_size(16, (0.5,) * 3, (0.25,) * 3)

@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 import adasim
 from adasim.cli.main import main
 from adasim.data import ArrayImages, open_images, synthetic
-from adasim.errors import UserError
 from adasim.eval import protocols
 from adasim.eval.encoders import open_encoder
 from adasim.eval.evaluations.fewshot import Fewshot
@@ -28,6 +27,7 @@ from adasim.eval.features import FeatureCache, extract
 from adasim.eval.protocols.linear import LINEAR_PROTOCOLS, linear_probe
 from adasim.eval.splits import Split, match_classes, match_test_labels, open_all, open_split
 from adasim.registry import EVALUATIONS, METHODS, load_plugin
+from adasim.util.errors import UserError
 
 MakeRun = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
@@ -269,7 +269,7 @@ def test_a_protocol_of_ones_own_is_an_entry_of_the_dictionary(
 
 def test_protocols_know_nothing_but_tensors() -> None:
     """They open no data, print nothing and know no encoder: only numbers, names of randomness and exact search."""
-    allowed = ("adasim.errors", "adasim.seeding", "adasim.neighbors", "adasim.eval.protocols")
+    allowed = ("adasim.util.errors", "adasim.util.seeding", "adasim.neighbors", "adasim.eval.protocols")
     for path in sorted(Path(protocols.__path__[0]).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):

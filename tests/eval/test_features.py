@@ -23,13 +23,13 @@ from torchvision.transforms import InterpolationMode, v2
 
 from adasim.config import ModelConfig, ViewsConfig
 from adasim.data import ArrayImages, BatchedViews, FolderImages, synthetic
-from adasim.errors import UserError
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.features import FeatureCache, batches, default_folder, encode, extract
 from adasim.eval.online import online_knn
 from adasim.models import Backbone, build_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.recipes import get_recipe
+from adasim.util.errors import UserError
 
 SMALL = EvalTransform.of_size(16, (0.5,), (0.25,))
 

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from adasim.errors import UserError
 from adasim.eval import fewshot_accuracy
 from adasim.eval.protocols import fewshot
+from adasim.util.errors import UserError
 
 
 def clusters(sizes, dim=6, seed=0, spread=1.0):

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from adasim.errors import UserError
 from adasim.eval import knn_accuracy
 from adasim.eval.protocols import knn
+from adasim.util.errors import UserError
 
 
 def dino_vote(train, train_labels, test, test_labels, k, temperature=0.07):

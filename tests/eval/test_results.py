@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from adasim import terminal
 from adasim.cli.main import main
-from adasim.errors import UserError
 from adasim.eval.results import Result, append_result, compare, read_results
 from adasim.eval.splits import data_name
 from adasim.eval.tables import print_comparison, to_latex, to_markdown
+from adasim.util import terminal
+from adasim.util.errors import UserError
 
 
 def result(protocol: str = "knn", value: float = 50.0, name: str = "photos", **changes: str) -> Result:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from adasim.errors import UserError
 from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
 from adasim.eval.protocols import segmentation
+from adasim.util.errors import UserError
 
 
 def count_by_class(predictions, targets, num_classes, ignore):

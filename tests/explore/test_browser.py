@@ -19,8 +19,8 @@ from explore.explored import HOSTILE, Explored, explored
 
 from adasim.explore.looks import COLUMNS
 from adasim.explore.writing import write_page
-from adasim.spreadsheet import to_csv
-from adasim.terminal import printable
+from adasim.util.csv import to_csv
+from adasim.util.terminal import printable
 
 pytestmark = pytest.mark.slow  # it starts a browser
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

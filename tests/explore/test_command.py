@@ -20,14 +20,14 @@ from helpers import fill, in_one_line, photos_of_patterns, refusal, small_disk
 import adasim
 from adasim.cli.main import main
 from adasim.data import ArrayImages
-from adasim.errors import UserError
 from adasim.eval.encoders import open_encoder
 from adasim.explore.collection import collect
 from adasim.explore.opening import open_features
 from adasim.explore.writing import as_json, write_page
-from adasim.files import TEMPORARY
 from adasim.options import ExploreOptions
-from adasim.spreadsheet import original, read_csv, safe, to_csv
+from adasim.util.csv import original, read_csv, safe, to_csv
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from adasim.explore.collection import collect
 from adasim.explore.opening import open_run
 from adasim.options import ExploreOptions
 from adasim.run import load_run
-from adasim.spreadsheet import to_csv
+from adasim.util.csv import to_csv
 
 
 def verdicts(path: Path, given: dict[str, str]) -> Path:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from adasim.config import Config, ModelConfig, OptimConfig, ViewsConfig
-from adasim.errors import UserError
 from adasim.methods import Dino, DinoSettings, EncodedView, build_method
 from adasim.recipes import get_recipe
 from adasim.train.optim import build_optimizer, set_schedules
+from adasim.util.errors import UserError
 
 SMALL: dict[str, Any] = {"out_dim": 6, "hidden_dim": 16, "bottleneck_dim": 8}
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from adasim.config import Config, ModelConfig
-from adasim.errors import UserError
 from adasim.methods import EncodedView, Nnclr, NnclrSettings, build_method
+from adasim.util.errors import UserError
 
 
 def nnclr(**settings):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from adasim.config import Config, ModelConfig, OptimConfig, ViewsConfig
-from adasim.errors import UserError
 from adasim.methods import EncodedView, SimSiam, SimSiamSettings, build_method
 from adasim.recipes import simsiam_resnet50
 from adasim.train.optim import build_optimizer, set_schedules
+from adasim.util.errors import UserError
 
 
 def simsiam(name="resnet_tiny", **kwargs):

@@ -12,7 +12,6 @@ import timm
 import torch
 
 from adasim.config import ModelConfig
-from adasim.errors import UserError
 from adasim.eval.encoders import open_encoder
 from adasim.models import (
     BACKBONE_FILE,
@@ -23,6 +22,7 @@ from adasim.models import (
     save_backbone,
 )
 from adasim.models.files import hash_tensors
+from adasim.util.errors import UserError
 
 
 def build(name="resnet_tiny", size=32, channels=1, **kwargs):

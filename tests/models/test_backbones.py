@@ -9,8 +9,8 @@ import torchvision
 from torch import nn
 
 from adasim.config import ModelConfig
-from adasim.errors import UserError
 from adasim.models import build_backbone
+from adasim.util.errors import UserError
 
 
 def build(name, size=32, channels=3, student=False, **kwargs):

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from adasim.api import pretrain
 from adasim.config import ModelConfig
-from adasim.errors import UserError
 from adasim.models import (
     BACKBONE_FILE,
     Backbone,
@@ -29,6 +28,7 @@ from adasim.models import (
     save_backbone,
     start_from,
 )
+from adasim.util.errors import UserError
 
 VIT = ModelConfig(name="vit_mini", patch_size=8)
 Layout = Callable[[dict[str, Tensor], Path], Path]

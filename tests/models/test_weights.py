@@ -17,7 +17,6 @@ import torchvision
 from torch import Tensor, nn
 
 from adasim.config import ModelConfig
-from adasim.errors import UserError
 from adasim.models import (
     BACKBONE_FILE,
     EvalTransform,
@@ -30,6 +29,7 @@ from adasim.models import (
     start_from,
 )
 from adasim.models.backbones import RESNETS, VITS, configuration
+from adasim.util.errors import UserError
 
 LITE = "tf_efficientnet_lite0"
 

@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from adasim.config import Config, NeighborsConfig
-from adasim.errors import UserError
 from adasim.neighbors import Confident, ConfidentSettings, MeanFeatures, NeighborMemory, PairContext
 from adasim.neighbors import means as means_module
 from adasim.neighbors.confident import surest
+from adasim.util.errors import UserError
 
 
 def epochs_of_features(n: int, dim: int, epochs: int) -> list[tuple[Tensor, Tensor]]:

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from adasim.neighbors import NeighborMemory, PairDataset, PairSampler
-from adasim.seeding import permutation
+from adasim.util.seeding import permutation
 
 N = 24
 

@@ -14,7 +14,7 @@ import adasim
 from adasim.neighbors import NeighborMemory
 from adasim.neighbors.arguments import Ids
 from adasim.neighbors.window import Ranker, on_grid
-from adasim.seeding import uniform
+from adasim.util.seeding import uniform
 
 
 class BruteForce:

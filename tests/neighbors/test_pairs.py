@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from adasim.errors import UserError
 from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, Standard
+from adasim.util.errors import UserError
 
 
 def test_standard_pairs_are_the_identity() -> None:

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from adasim.dist.collectives import Exchange
 from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.neighbors import memory as memory_module
 from adasim.neighbors import quantized as quantized_module
 from adasim.neighbors.sharded import shard
-from adasim.ranks.exchange import Exchange
 
 WORLDS = (1, 2, 4, 1)  # a run that is stopped three times, each time resumed by another number of processes
 

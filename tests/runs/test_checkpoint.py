@@ -16,14 +16,14 @@ import torch
 from helpers import flip, names, small_disk, snapshot
 from torch import Tensor
 
-from adasim.errors import UserError
-from adasim.files import TEMPORARY, remove_leftovers, sha256_file
-from adasim.ranks.processes import Distributed
+from adasim.dist.processes import Distributed
 from adasim.runs import checkpoint as module
 from adasim.runs import verify
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.manifest import InvalidCheckpoint, seal, unseal
 from adasim.runs.packing import pack, pack_optimizer, unpack, unpack_optimizer
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY, remove_leftovers, sha256_file
 
 
 def state(step: int) -> dict[str, dict[str, Tensor]]:

@@ -20,13 +20,13 @@ from helpers import names, snapshot
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from adasim.config import Config, NeighborsConfig, SaveConfig
-from adasim.errors import UserError
-from adasim.files import TEMPORARY
 from adasim.runs import folder as module
 from adasim.runs.folder import RunFolder, check_source
 from adasim.runs.lock import FolderLock
 from adasim.runs.metrics import MetricsLog
 from adasim.runs.settings import check_same
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY
 
 LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
 FACTS: dict[str, Any] = {"fingerprint": "f00d", "listing": LISTING, "device": "cpu"}

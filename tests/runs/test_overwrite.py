@@ -9,11 +9,11 @@ from pretrainings import Small
 
 from adasim.api import pretrain
 from adasim.config import Config
-from adasim.errors import UserError
-from adasim.files import TEMPORARY, remove
 from adasim.runs import overwrite as module
 from adasim.runs.folder import RunFolder
 from adasim.runs.launch import began_here
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY, remove
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from torch._dynamo.utils import counters
 
 import adasim
 from adasim.api import pretrain
-from adasim.errors import UserError
 from adasim.train.state import build_state
+from adasim.util.errors import UserError
 
 pytestmark = pytest.mark.slow
 

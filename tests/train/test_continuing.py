@@ -12,12 +12,12 @@ from torch import nn
 
 from adasim.api import pretrain
 from adasim.config import Config, ModelConfig
-from adasim.errors import UserError
 from adasim.models import Backbone, EvalTransform, build_backbone, load_backbone, save_backbone
 from adasim.recipes import for_epochs, from_weights, get_recipe
 from adasim.train.micro import has_batch_norm
 from adasim.train.optim import set_schedules
 from adasim.train.state import build_state
+from adasim.util.errors import UserError
 
 RESNET = ModelConfig(name="resnet_tiny", drop_path=0.0)
 

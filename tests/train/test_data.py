@@ -14,9 +14,9 @@ from pretrainings import Small
 from adasim.api import pretrain
 from adasim.cli.main import main
 from adasim.data import FolderImages
-from adasim.errors import UserError
 from adasim.recipes import RECIPES
 from adasim.runs.unreadable import UnreadableList
+from adasim.util.errors import UserError
 
 
 @pytest.fixture

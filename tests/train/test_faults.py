@@ -16,12 +16,12 @@ from torch import Tensor
 
 from adasim.api import pretrain
 from adasim.data import open_images
-from adasim.errors import UserError
 from adasim.methods import Dino, Step
 from adasim.neighbors import Oracle
 from adasim.runs import checkpoint as checkpoint_module
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.seeding import permutation
+from adasim.util.errors import UserError
+from adasim.util.seeding import permutation
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 import adasim
 from adasim.cli.main import main
 from adasim.data import as_images, open_images, synthetic
-from adasim.errors import UserError
-from adasim.interrupts import Stopped
+from adasim.util.errors import UserError
+from adasim.util.interrupts import Stopped
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ from pretrainings import Small, Whole
 import adasim
 from adasim.cli.main import main
 from adasim.data import open_images
-from adasim.errors import UserError
 from adasim.neighbors import NeighborMemory
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.runs.verify import Checkpoint, Verifier
 from adasim.train.state import build_state
+from adasim.util.errors import UserError
 
 
 @pytest.fixture(scope="module")

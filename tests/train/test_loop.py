@@ -23,10 +23,10 @@ from adasim.methods import Dino, Step, build_method
 from adasim.neighbors import ConfidentSettings, NeighborMemory, Oracle
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
 from adasim.runs.folder import RunFolder
-from adasim.seeding import key, permutation, uniform
 from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_policy, build_state
+from adasim.util.seeding import key, permutation, uniform
 
 pytestmark = pytest.mark.slow
 

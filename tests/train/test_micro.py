@@ -14,14 +14,14 @@ from torch import Tensor
 
 from adasim.api import pretrain
 from adasim.config import Config
-from adasim.errors import UserError
-from adasim.ranks.processes import ALONE, Distributed
+from adasim.dist.processes import ALONE, Distributed
 from adasim.recipes import get_recipe
 from adasim.run import load_run
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.footprint import Footprint
 from adasim.train.micro import accumulate, choose_micro_batches, free_bytes, out_of_memory_in_words
 from adasim.train.state import build_state
+from adasim.util.errors import UserError
 
 
 def one_step(

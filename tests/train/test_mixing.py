@@ -18,12 +18,12 @@ from pretrainings import STEP, Digest, Run, Runs, Small, at
 
 from adasim.api import pretrain
 from adasim.config import Config
-from adasim.errors import UserError
-from adasim.files import TEMPORARY
 from adasim.runs import lock as lock_module
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import Training
+from adasim.util.errors import UserError
+from adasim.util.files import TEMPORARY
 
 pytestmark = pytest.mark.slow
 
@@ -288,8 +288,8 @@ def test_a_system_without_fcntl_looks_at_runs_and_says_that_it_cannot_train(tmp_
         sys.modules["fcntl"] = None  # type: ignore[assignment]
         del os.register_at_fork
         from adasim.config import Config
-        from adasim.errors import UserError
         from adasim.runs.folder import RunFolder
+        from adasim.util.errors import UserError
 
         print(RunFolder.open(tmp_path / "run", lock=False).config.epochs)
         for attempt in (

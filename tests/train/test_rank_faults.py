@@ -26,8 +26,8 @@ from pretrainings import (
 )
 
 from adasim.data import open_images
-from adasim.files import TEMPORARY
-from adasim.seeding import permutation
+from adasim.util.files import TEMPORARY
+from adasim.util.seeding import permutation
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from adasim.config import Config
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.seeding import permutation
 from adasim.train.state import TrainState, build_state
+from adasim.util.seeding import permutation
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from pretrainings import MANIFEST, STEP, WRITE, Metrics, Run, Runs, Small
 
 import adasim
 from adasim.config import Config
-from adasim.files import TEMPORARY
 from adasim.runs.metrics import TIMES
+from adasim.util.files import TEMPORARY
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from PIL import Image
 from pretrainings import STEP, WRITE, Digest, Ranks, Runs, Small, at, saved_steps
 
 from adasim.api import pretrain
-from adasim.interrupts import Interrupts, Stopped
 from adasim.train import loop
 from adasim.train.signals import StopRequests
+from adasim.util.interrupts import Interrupts, Stopped
 
 pytestmark = pytest.mark.slow
 

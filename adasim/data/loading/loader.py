@@ -17,14 +17,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data.images import ImageSet
 from adasim.data.loading.crops import CropSource, Cut
 from adasim.data.loading.cutting import Task
 from adasim.data.loading.reading import Quarantine, into_memory, read
 from adasim.data.views.batched import BatchedViews
-from adasim.errors import UserError
+from adasim.util import seeding
+from adasim.util.errors import UserError
 
 _IN_MEMORY_SIDE = 64  # pixels
 _IN_MEMORY_BYTES = 2 * 1024**3

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from adasim.data.loading.cutting import TASK, Cutter, Task
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 SLOTS = 2
 """Tasks that a process has at a time: one in work, and the next."""

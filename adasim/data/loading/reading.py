@@ -10,9 +10,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from adasim import seeding
 from adasim.data.images import ImageSet, Unreadable
-from adasim.errors import UserError
+from adasim.util import seeding
+from adasim.util.errors import UserError
 
 _TRIES = 100
 Loaded = TypeVar("Loaded")

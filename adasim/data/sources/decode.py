@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adasim.data.contents import open_regular
 from adasim.data.images import Reduction, Unreadable
-from adasim.rgb import reduce_jpeg, to_tensor
+from adasim.util.rgb import reduce_jpeg, to_tensor
 
 try:
     import pillow_heif

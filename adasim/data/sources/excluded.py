@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from adasim.data.images import ImageSet, Reduction
-from adasim.errors import UserError
-from adasim.spreadsheet import read_csv
-from adasim.terminal import printable, spelled
+from adasim.util.csv import read_csv
+from adasim.util.errors import UserError
+from adasim.util.terminal import printable, spelled
 
 REJECT = "reject"
 """The verdict that leaves an image out."""

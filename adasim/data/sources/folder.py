@@ -18,7 +18,7 @@ from adasim.data.sources.decode import EXTENSIONS, HEIC_ENDINGS, decode, decode_
 from adasim.data.sources.found import few, left_out_words, printable
 from adasim.data.sources.listing import GONE, Listing
 from adasim.data.sources.scan import scan
-from adasim.errors import MissingSplitError, UserError
+from adasim.util.errors import MissingSplitError, UserError
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 _LOOKED_FOR = 256

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from adasim.data.images import ImageSet
 from adasim.data.sources.decode import HEIC_ENDINGS
-from adasim.terminal import printable
+from adasim.util.terminal import printable
 
 _CONVERTIBLE = {
     *("avif", "jxl", "jp2", "j2k", "jpx", "psd", "svg", "eps", "exr", "tga", "ico", "pdf"),

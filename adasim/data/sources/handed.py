@@ -24,9 +24,9 @@ from adasim.data.images import (
     numbered_classes,
 )
 from adasim.data.sources.opening import open_images
-from adasim.errors import UserError
 from adasim.registry import SOURCES
-from adasim.rgb import to_tensor
+from adasim.util.errors import UserError
+from adasim.util.rgb import to_tensor
 
 KIND = "python"
 AGAIN = "Hand over the images that the run began with: data=... in Python"

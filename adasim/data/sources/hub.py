@@ -15,9 +15,9 @@ from adasim.data.contents import UNREADABLE, hash_bytes, hash_file, open_regular
 from adasim.data.images import ImageSet, Reduction, Unreadable
 from adasim.data.sources.decode import open_image
 from adasim.data.sources.found import few
-from adasim.errors import MissingSplitError, UserError
 from adasim.registry import SOURCES
-from adasim.rgb import reduce_jpeg, to_tensor
+from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.rgb import reduce_jpeg, to_tensor
 
 
 class HuggingFaceImages(ImageSet):

@@ -15,7 +15,7 @@ from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.sources.decode import EXTENSIONS, decode, open_image
 from adasim.data.sources.folder import SPLIT_FOLDERS
 from adasim.data.sources.opening import open_images
-from adasim.errors import MissingSplitError, UserError
+from adasim.util.errors import MissingSplitError, UserError
 
 IGNORE = 255
 VOC_CLASSES = [

@@ -13,7 +13,7 @@ from torch import Tensor
 from adasim.data.contents import open_regular
 from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet
 from adasim.data.sources.found import few, printable
-from adasim.errors import MissingSplitError, UserError
+from adasim.util.errors import MissingSplitError, UserError
 
 
 def open_npz(path: str, split: str) -> ImageSet:

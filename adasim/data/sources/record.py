@@ -25,8 +25,8 @@ from adasim.data.images import ImageSet
 from adasim.data.sources.folder import FolderImages
 from adasim.data.sources.found import few
 from adasim.data.sources.listing import Listing
-from adasim.errors import UserError
-from adasim.terminal import printable
+from adasim.util.errors import UserError
+from adasim.util.terminal import printable
 
 SAMPLED_FILES = 4096
 _ENOUGH = 30

@@ -13,7 +13,7 @@ import torch
 
 from adasim.data.sources.decode import EXTENSIONS
 from adasim.data.sources.listing import GONE, Listing, Names
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 _SETTLED_NS = 5_000_000_000
 """A change time is as coarse as the file system makes it (2 s at worst): a folder that was changed this shortly

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim import seeding
 from adasim.data.images import ArrayImages
 from adasim.data.synthetic.patterns import EXTRAS, FAMILIES, TURN
-from adasim.errors import UserError
 from adasim.registry import SOURCES
+from adasim.util import seeding
+from adasim.util.errors import UserError
 
 COUNT = 10_000
 """Training images of the source `synthetic` where no number is given."""

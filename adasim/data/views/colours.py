@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adasim.data.views.parameters import SOLARIZE_FROM, Changes, ViewSettings
-from adasim.ranks.devices import image_layout, to_device, without_autocast
+from adasim.dist.devices import image_layout, to_device, without_autocast
 
 BLUR_RADIUS = 6  # taps on either side: three standard deviations of the widest blur, 2 pixels
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in a grey level

@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from adasim import seeding
 from adasim.config import ViewsConfig
+from adasim.util import seeding
 
 _TRIES = 10  # torchvision's RandomResizedCrop gives up after as many
 _COLUMNS = {"shape": 2 * _TRIES, "place": 2, "flip": 1, "apply": 4, "jitter": 4, "order": 4, "sigma": 1}

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from adasim.data import ImageSet, as_images
-from adasim.errors import UserError
 from adasim.eval.extractor import Extractor
 from adasim.eval.report import Report
 from adasim.models.transforms import SMALL
 from adasim.options import with_options
 from adasim.registry import EVALUATIONS, nearest
+from adasim.util.errors import UserError
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,6 @@ import torch
 from rich.table import Table
 
 from adasim.data import describe
-from adasim.errors import UserError
 from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
@@ -18,6 +17,7 @@ from adasim.eval.report import Report
 from adasim.eval.splits import Source, data_name, match_classes, open_all, require_labels
 from adasim.options import FewshotOptions
 from adasim.registry import EVALUATIONS
+from adasim.util.errors import UserError
 
 
 @EVALUATIONS.register("fewshot")

@@ -22,10 +22,10 @@ from adasim.eval.protocols.linear import (
 )
 from adasim.eval.report import Report
 from adasim.eval.splits import Split, Subset
-from adasim.fields import at_least
 from adasim.models.transforms import EvalTransform
 from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS
+from adasim.util.fields import at_least
 
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""

@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 from rich.table import Table
 
 from adasim.data.sources.masks import class_names, count_classes
-from adasim.errors import UserError
 from adasim.eval.dense import PatchFeatures
 from adasim.eval.evaluations.base import Evaluation, pick_mode, with_changes
 from adasim.eval.extractor import Extractor
@@ -17,9 +16,10 @@ from adasim.eval.features import progress_bar
 from adasim.eval.protocols.segmentation import MaskBatches, SegmentationResult, linear_segmentation
 from adasim.eval.report import Report
 from adasim.eval.splits import Split
-from adasim.fields import at_least
 from adasim.options import SegmentationOptions
 from adasim.registry import EVALUATIONS
+from adasim.util.errors import UserError
+from adasim.util.fields import at_least
 
 SEGMENTATION_SIZE = 2
 """Segmentation looks at images twice the side of the encoder's own: 448 for 224, as published."""

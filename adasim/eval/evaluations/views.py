@@ -8,7 +8,6 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from adasim import seeding
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
 from adasim.eval.evaluations.base import Evaluation, with_changes
@@ -17,11 +16,12 @@ from adasim.eval.features import encode, frozen, progress_bar
 from adasim.eval.protocols.unlabelled import near_duplicates, view_retrieval
 from adasim.eval.report import Report
 from adasim.eval.splits import Subset
-from adasim.fields import at_least, between
 from adasim.models.transforms import EvalTransform
 from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
-from adasim.spread import rankme
+from adasim.util import seeding
+from adasim.util.fields import at_least, between
+from adasim.util.spread import rankme
 
 _RANKED = 25_600  # images that RankMe looks at, as in the paper
 _COMPARED = 20_000  # images among which all pairs are looked at

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 _SUM_TYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 

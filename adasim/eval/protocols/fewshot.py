@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adasim.errors import UserError
 from adasim.eval.protocols.checks import check_features, check_labels, check_positive, class_name
-from adasim.seeding import uniform
+from adasim.util.errors import UserError
+from adasim.util.seeding import uniform
 
 _DRAWN = 1 << 16  # images drawn at a time
 _VALUES = 1 << 20  # feature values compared at a time: 4 MB, which stay in the cache between two uses

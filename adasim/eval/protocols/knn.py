@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from adasim.errors import UserError
 from adasim.eval.protocols.checks import check_positive, check_split
 from adasim.neighbors import QuantizedRows, merge, search
+from adasim.util.errors import UserError
 
 _QUERIES = 16384  # test images searched for at a time
 _ROW_VALUES = 1 << 28  # training values normalised at a time: 1 GB, half of ImageNet at width 384

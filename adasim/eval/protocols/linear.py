@@ -15,8 +15,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from adasim import seeding
-from adasim.errors import UserError
 from adasim.eval.protocols.checks import (
     check_batch,
     check_features,
@@ -24,6 +22,8 @@ from adasim.eval.protocols.checks import (
     check_positive,
     check_split,
 )
+from adasim.util import seeding
+from adasim.util.errors import UserError
 
 FURTHER = 3
 """How many rates beyond its edge a sweep may be taken on."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adasim import seeding
-from adasim.errors import UserError
 from adasim.eval.protocols.checks import check_masks, check_positive
+from adasim.util import seeding
+from adasim.util.errors import UserError
 
 MaskBatches = Iterable[tuple[Tensor, Tensor]]
 """(B, D, h, w) patch features and their (B, H, W) masks, batch after batch."""

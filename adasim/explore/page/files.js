@@ -1,6 +1,6 @@
 // Verdicts and lists as files: saved, and verdicts loaded again.
 
-// As adasim/spreadsheet.py writes it: nothing in a field may begin a formula.
+// As adasim/util/csv.py writes it: nothing in a field may begin a formula.
 function safe(field) {
   return /^[=+\-@\t\r\n']/.test(field) && !/^-?[0-9]+(\.[0-9]+)?$/.test(field) ? `'${field}` : field;
 }

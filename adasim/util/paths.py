@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from adasim.errors import UserError
 from adasim.registry import SOURCES
+from adasim.util.errors import UserError
 
 
 def is_path(source: str) -> bool:

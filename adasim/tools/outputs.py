@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 ENDINGS = (".npz", ".parquet", ".npy")
 """Of files of features."""

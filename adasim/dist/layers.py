@@ -16,7 +16,7 @@ from timm.layers import DropPath, convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 
 @dataclass

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from adasim.data import ImageSet, ImagesLike, as_images
 from adasim.data.sources.excluded import file_name
-from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
-from adasim.files import atomic_write, remedy
 from adasim.models import Backbone
 from adasim.options import Options
-from adasim.spreadsheet import to_csv
-from adasim.use.outputs import check_features_file, listing_beside
+from adasim.tools.outputs import check_features_file, listing_beside
+from adasim.util.csv import to_csv
+from adasim.util.errors import UserError
+from adasim.util.files import atomic_write, remedy
 
 
 @dataclass(frozen=True)

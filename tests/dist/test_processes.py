@@ -20,11 +20,11 @@ from torch.distributed.distributed_c10d import _set_pg_timeout as set_pg_timeout
 from torch.nn.functional import relu
 
 from adasim.config import Config, ModelConfig
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 from adasim.methods import DinoSettings, Method, NnclrSettings, SimSiamSettings, build_method
-from adasim.ranks import processes
-from adasim.ranks.processes import ALONE, Distributed, Place, Runner, first_host
-from adasim.ranks.sync_layers import SyncedBatchNorm
+from adasim.dist import processes
+from adasim.dist.processes import ALONE, Distributed, Place, Runner, first_host
+from adasim.dist.layers import SyncedBatchNorm
 
 pytestmark = pytest.mark.slow
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from adasim.errors import UserError
 from adasim.eval.encoders import Encoder, open_encoder
 from adasim.eval.extractor import Say
-from adasim.files import remedy, remove, sync, temporary_name
 from adasim.models import PIXELS, Backbone
 from adasim.registry import nearest
-from adasim.use.card import model_card
-from adasim.use.formats import FORMATS, Subject, write
-from adasim.use.outputs import check_export_folder
+from adasim.tools.card import model_card
+from adasim.tools.formats import FORMATS, Subject, write
+from adasim.tools.outputs import check_export_folder
+from adasim.util.errors import UserError
+from adasim.util.files import remedy, remove, sync, temporary_name
 
 
 def export(

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from adasim import __version__
-from adasim.errors import UserError
 from adasim.eval.encoders import Encoder
 from adasim.eval.features import weights_hash
 from adasim.eval.results import NAMES, column_order, read_results
 from adasim.eval.splits import data_name
 from adasim.models import parse_source
 from adasim.runs.metrics import read_metrics
-from adasim.terminal import printable
-from adasim.use.formats import Subject
+from adasim.tools.formats import Subject
+from adasim.util.errors import UserError
+from adasim.util.terminal import printable
 
 _METHODS = {"dino": "DINO", "simsiam": "SimSiam"}
 _PAIRS = {

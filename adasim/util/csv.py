@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 

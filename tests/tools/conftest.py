@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from adasim import seeding
 from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
 from adasim.data import open_images, record
 from adasim.data.sources.record import listing_file
 from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
 from adasim.runs.folder import RunFolder
+from adasim.util import seeding
 
 
 def photograph(height: int, width: int, seed: int) -> np.ndarray:

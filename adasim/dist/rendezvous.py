@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 
 def meet(store: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:

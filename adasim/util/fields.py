@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 
 
 def check_fields(section: Any, prefix: str = "") -> None:

@@ -20,15 +20,15 @@ from PIL import Image
 from torch import Tensor
 
 import adasim
-import adasim.use.formats
+import adasim.tools.formats
 from adasim.cli.main import main
 from adasim.eval.encoders import Encoder
 from adasim.eval.results import read_results
-from adasim.files import remedy
 from adasim.models import Backbone, load_backbone, read_weights
-from adasim.use.card import model_card
-from adasim.use.formats import Subject
-from adasim.use.travelling import transform_file
+from adasim.tools.card import model_card
+from adasim.tools.formats import Subject
+from adasim.tools.travelling import transform_file
+from adasim.util.files import remedy
 
 REAL = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime", "pt2": "torch"}
 MODELS: dict[str, dict[str, Any]] = {
@@ -277,7 +277,7 @@ def test_code_that_builds_another_net_is_noticed_and_what_is_tried_out_leaves_no
     assert not [
         name for name in set(sys.modules) - before if "adasim" in name or "transformers_modules" in name
     ]
-    monkeypatch.setattr("adasim.use.travelling._edit", lambda stem, arguments, indent: f"{indent}pass")
+    monkeypatch.setattr("adasim.tools.travelling._edit", lambda stem, arguments, indent: f"{indent}pass")
     message = refusal(["export", str(run), "--to", to, "--out", str(tmp_path / "out")], capsys)
     assert f"gives other features under {REAL[to]}" in message
     assert not (tmp_path / "out").exists()

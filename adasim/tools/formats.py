@@ -22,10 +22,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from adasim.errors import UserError
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
-from adasim.use.outputs import (
+from adasim.tools.outputs import (
     CONFIG_FILE,
     HF_FILE,
     ONNX_FILE,
@@ -35,7 +34,8 @@ from adasim.use.outputs import (
     WEIGHTS_FILE,
     missing,
 )
-from adasim.use.travelling import hf_file, timm_file, transform_file
+from adasim.tools.travelling import hf_file, timm_file, transform_file
+from adasim.util.errors import UserError
 
 _UNTRIED = "Not tried out: transformers is not installed (pip install 'adasim[export]')."
 TOLERANCE = 1e-4

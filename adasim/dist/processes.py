@@ -25,11 +25,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from adasim import terminal
-from adasim.errors import UserError
-from adasim.ranks.devices import claim_device, pick_device
-from adasim.ranks.rendezvous import meet
-from adasim.ranks.sync_layers import Part, share_drop_path, synchronize
+from adasim.util import terminal
+from adasim.util.errors import UserError
+from adasim.dist.devices import claim_device, pick_device
+from adasim.dist.rendezvous import meet
+from adasim.dist.layers import Part, share_drop_path, synchronize
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=10)  # long enough for a slow save, short enough not to hang for hours

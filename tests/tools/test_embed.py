@@ -20,13 +20,13 @@ from torch.nn.functional import normalize
 
 import adasim
 from adasim.cli.main import main
-from adasim.errors import UserError
 from adasim.eval import features, kept
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
-from adasim.spreadsheet import read_csv
-from adasim.use.embed import Embedding
-from adasim.use.sheet import contact_sheet
+from adasim.tools.embed import Embedding
+from adasim.tools.sheet import contact_sheet
+from adasim.util.csv import read_csv
+from adasim.util.errors import UserError
 
 
 @pytest.fixture

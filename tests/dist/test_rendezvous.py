@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from adasim.errors import UserError
-from adasim.ranks.rendezvous import meet
+from adasim.util.errors import UserError
+from adasim.dist.rendezvous import meet
 
 
 @pytest.fixture

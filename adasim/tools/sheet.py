@@ -13,9 +13,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.data import Unreadable
-from adasim.files import atomic_write
-from adasim.terminal import printable, without_font_warnings
-from adasim.use.similar import Similar
+from adasim.tools.similar import Similar
+from adasim.util.files import atomic_write
+from adasim.util.terminal import printable, without_font_warnings
 
 _INK, _QUIET, _ACCENT, _PAPER = "#1d1d1f", "#75757a", "#2f6fab", "#ffffff"
 EMPTY = "#f1f1f3"

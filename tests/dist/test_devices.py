@@ -19,10 +19,10 @@ import adasim
 from adasim.api import pretrain
 from adasim.config import ViewsConfig
 from adasim.data.views.batched import BatchedViews
-from adasim.errors import UserError
+from adasim.util.errors import UserError
 from adasim.neighbors import NeighborMemory
 from adasim.neighbors.precision import ieee_products
-from adasim.ranks.devices import (
+from adasim.dist.devices import (
     autocast,
     claim_device,
     deterministic,
@@ -32,9 +32,9 @@ from adasim.ranks.devices import (
     to_device,
     working_precision,
 )
-from adasim.ranks.processes import Distributed
+from adasim.dist.processes import Distributed
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.spread import rankme
+from adasim.util.spread import rankme
 from adasim.train.state import build_state
 
 pytestmark = pytest.mark.slow

@@ -15,14 +15,14 @@ from torch.nn.functional import normalize
 from adasim.data import ImageSet, ImagesLike, Unreadable
 from adasim.data.sources.decode import decode
 from adasim.data.sources.excluded import file_name
-from adasim.errors import UserError
 from adasim.eval.extractor import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen, require_finite
 from adasim.models import Backbone
 from adasim.neighbors import search
 from adasim.options import Options
-from adasim.rgb import to_tensor
-from adasim.use.embed import source
+from adasim.tools.embed import source
+from adasim.util.errors import UserError
+from adasim.util.rgb import to_tensor
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Small things that everybody may use, one idea a file."""
