@@ -242,12 +242,12 @@ class Distributed:
         dist.broadcast_object_list(things, src=0)
         return things[0]  # type: ignore[return-value]
 
-    def patiently(self, work: Callable[[], T] | None) -> T | None:
+    def run_with_heartbeat(self, work: Callable[[], T] | None) -> T | None:
         """Do this rank's work, if it has any, and wait for the others, however long they take.
 
         Whoever waits in a collective gives up after minutes, and to list or hash a large data set may take hours. So
         it is done in a thread, while all ask each other again and again who is still at it. An error of one rank is
-        raised on all, as by `together`. No collectives inside.
+        raised on all, as by `raise_on_all`. No collectives inside.
         """
         if self.world == 1:
             return None if work is None else work()
@@ -259,7 +259,7 @@ class Distributed:
         while busy:
             thread.join(_ASK_SECONDS)
             busy = self.all_any(thread.is_alive())
-        with self.together():
+        with self.raise_on_all():
             if done.error is not None:
                 raise done.error
         return done.result
@@ -267,7 +267,7 @@ class Distributed:
     def require_same(self, facts: Mapping[str, object]) -> None:
         """Refuse to go on, on all ranks, where one of the named values is not the same on all."""
         everyones = self.gather(dict(facts))
-        with self.together():
+        with self.raise_on_all():
             for rank, theirs in enumerate(everyones):
                 for name, value in everyones[0].items():
                     if theirs[name] != value:
@@ -277,7 +277,7 @@ class Distributed:
                         )
 
     @contextmanager
-    def together(self, kind: type[Exception] = UserError) -> Iterator[None]:
+    def raise_on_all(self, kind: type[Exception] = UserError) -> Iterator[None]:
         """If the block raises an error of that kind on one rank, it is raised on all. No collectives inside."""
         error = None
         try:

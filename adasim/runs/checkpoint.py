@@ -155,7 +155,7 @@ class CheckpointStore:
             UserError: there are checkpoints and none is usable, or they are another version's. Starting anew
                 would hide the damage.
         """
-        found = self.ranks.patiently(self._newest_valid if self.ranks.is_main else None)
+        found = self.ranks.run_with_heartbeat(self._newest_valid if self.ranks.is_main else None)
         return self.ranks.gather(found)[0]
 
     def _newest_valid(self) -> Checkpoint | None:
@@ -253,7 +253,7 @@ class CheckpointStore:
     @contextmanager
     def saving(self, what: str) -> Iterator[None]:
         """Turn whatever the file system refuses on any rank into one sentence on all."""
-        with self.ranks.together(SaveFailed):
+        with self.ranks.raise_on_all(SaveFailed):
             try:
                 self.checkpoints.mkdir(exist_ok=True)  # but not a run folder that somebody has deleted
                 self.history.mkdir(exist_ok=True)

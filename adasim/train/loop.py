@@ -69,7 +69,7 @@ class Training:
             self.notes.append(f"{ranks.device} {why}: this run uses {state.precision}.")
         self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks, run.id)
         checkpoint = self.store.load_latest()
-        with ranks.together():
+        with ranks.raise_on_all():
             if checkpoint is not None:
                 state.load(checkpoint, ranks.world)
             elif run.has_saved:
@@ -189,7 +189,7 @@ class Training:
             len(self.loader.quarantined) - self.unreadable,
         )
         if not math.isfinite(mean):
-            with self.ranks.together():
+            with self.ranks.raise_on_all():
                 if not math.isfinite(mine):
                     self.refuse(mine, batch)
         if unread:
@@ -200,7 +200,7 @@ class Training:
     def share_unreadable(self) -> None:
         """Let every rank know of the images that any could not read; together they may be too many."""
         everyones = self.ranks.gather(self.loader.quarantined)
-        with self.ranks.together():
+        with self.ranks.raise_on_all():
             for found in everyones:
                 self.loader.quarantine(found)
         self.unreadable = len(self.loader.quarantined)
@@ -230,7 +230,7 @@ class Training:
             UserError: the folder is no longer this run's; on all ranks.
         """
         self.saved_at = time.monotonic()
-        with self.ranks.together():
+        with self.ranks.raise_on_all():
             if self.ranks.is_main:
                 self.run_folder.check_ours()
         try:

@@ -62,7 +62,7 @@ def pretrain(
         launchers = {name for found in ranks.gather(restarted()) for name in found}
         resume = resume or ranks.share(began_here(out, launchers))
         ranks.require_same(decisive(config.to_dict()))
-        with ranks.together():
+        with ranks.raise_on_all():
             if ranks.is_main:
                 check_installed(config.save.log)
             ranks.check_batch(config.batch_size)
@@ -78,7 +78,7 @@ def pretrain(
             _say(disk_needed(state, config.save.keep, out, ranks), ranks)
             run = _made(out, config, images, ranks, stack, overwrite)
         owner = ranks.gather("" if run is None else run.owner())[0]
-        with ranks.together():
+        with ranks.raise_on_all():
             run = RunFolder.join(out, owner) if run is None else run
         training = Training(config, run, images, loader, state, ranks, knn)
         stack.callback(training.list_unreadable)
@@ -90,7 +90,7 @@ def pretrain(
 
 def _checked(images: ImageSet, config: Config, ranks: Distributed) -> ImageSet:
     """The images without those that are to be left out; refused where they do not fit the configuration."""
-    with ranks.together():
+    with ranks.raise_on_all():
         images = leave_out(images, config.data.exclude)
         config.check(len(images), images.labels is not None)
         if PAIRS[config.pairs].needs_labels:
@@ -105,7 +105,7 @@ def _reopened(
 ) -> RunFolder | None:
     """The run that goes on, with the same settings and images; None but on the first rank."""
     run = None
-    with ranks.together():
+    with ranks.raise_on_all():
         if ranks.is_main:
             run = stack.enter_context(RunFolder.open(out))
             check_same(run.description(), {"config": config.to_dict()})
@@ -118,7 +118,7 @@ def _reopened(
             run.facts, images, config.data.verify, remedy(run, config.data.source), run.listing()
         )
 
-    _say(ranks.patiently(compared), ranks)
+    _say(ranks.run_with_heartbeat(compared), ranks)
     return run
 
 
@@ -127,7 +127,7 @@ def _built(
 ) -> tuple[TrainState, PairLoader]:
     """Networks, memory and loader, before any checkpoint is read."""
     free = min(ranks.gather(free_bytes(ranks.device)))
-    with ranks.together():
+    with ranks.raise_on_all():
         count, note = choose_micro_batches(config, ranks, free)
         _say(note, ranks)
         state = build_state(config, len(images), ranks, count)
@@ -142,8 +142,8 @@ def _made(
     out: Path, config: Config, images: ImageSet, ranks: Distributed, stack: ExitStack, overwrite: bool
 ) -> RunFolder | None:
     """A new run's folder; None but on the first rank."""
-    facts = ranks.patiently(lambda: record(images, config.data.verify) if ranks.is_main else {})
-    with ranks.together():
+    facts = ranks.run_with_heartbeat(lambda: record(images, config.data.verify) if ranks.is_main else {})
+    with ranks.raise_on_all():
         if not facts:
             return None
         facts["device"] = str(ranks.device)

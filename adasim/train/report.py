@@ -59,7 +59,7 @@ class Reporter:
 
     def __enter__(self) -> Reporter:
         self._stack = ExitStack()
-        with self.ranks.together():
+        with self.ranks.raise_on_all():
             if self.ranks.is_main:
                 try:
                     self.metrics = self._stack.enter_context(MetricsLog(self.path, self.state.step))
@@ -168,7 +168,7 @@ class Reporter:
             return {}
         assert knn is not None
         encoder = self.state.method.eval_encoder
-        accuracy = self.ranks.patiently(
+        accuracy = self.ranks.run_with_heartbeat(
             (lambda: knn(encoder, self.images, self.config)) if self.ranks.is_main else None
         )
         return {} if accuracy is None else {"knn_top1": accuracy}

@@ -57,9 +57,9 @@ def open_data(
             raise (error if ranks.is_main else _elsewhere(error, ranks)) from None
 
     waits = not ranks.is_main and isinstance(given, str) and is_folder(given)
-    images = ranks.patiently(None if waits else lambda: opened(known))
+    images = ranks.run_with_heartbeat(None if waits else lambda: opened(known))
     listing = ranks.share(images.files if isinstance(images, FolderImages) else None)
-    with ranks.together():
+    with ranks.raise_on_all():
         if images is None:
             images = opened(None if listing is None else lambda folder: listing)
             if listing is not None and isinstance(images, FolderImages):
@@ -171,7 +171,7 @@ def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) ->
     told = size > 0  # some network and FUSE mounts do not say
     # What an earlier process of the run has written does not count twice; nor does a run that is to be overwritten.
     written = sum(map(_size, path.rglob("*")))
-    with ranks.together():
+    with ranks.raise_on_all():
         # This run's own checkpoints make no room: they are deleted after the next one is written.
         if ranks.is_main and told and one > free + (0 if state.step else written):
             otherwise = ", then resume" if state.step else ", or choose another --out"

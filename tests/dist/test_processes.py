@@ -127,12 +127,12 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
     found["share"] = ranks.share(f"rank {ranks.rank}")
     found["patience"] = patience(ranks) if ranks.world == 2 else None
     try:
-        with ranks.together():
+        with ranks.raise_on_all():
             if last:
                 raise UserError("the last rank's disk is full.")
     except UserError as error:
         found["error"] = str(error)
-    with ranks.together():
+    with ranks.raise_on_all():
         found["after"] = True
     ranks.barrier()
     ranks.close()
@@ -158,9 +158,9 @@ def patience(ranks: Distributed) -> list[Any]:
     def fails() -> str:
         raise UserError("no such folder.")
 
-    found: list[Any] = [ranks.patiently(works if last else None)]
+    found: list[Any] = [ranks.run_with_heartbeat(works if last else None)]
     try:
-        ranks.patiently(fails if last else lambda: "fine")
+        ranks.run_with_heartbeat(fails if last else lambda: "fine")
     except UserError as error:
         found.append(str(error))
     set_pg_timeout(timedelta(minutes=4))
@@ -243,9 +243,9 @@ def test_alone_nothing_is_needed() -> None:
         assert ranks.all_mean(2.0) == [2.0]
         assert ranks.gather("x") == ["x"]
         assert ranks.share("x") == "x"
-        assert ranks.patiently(lambda: "x") == "x"
-        assert ranks.patiently(None) is None
-        with pytest.raises(UserError, match="full"), ranks.together():
+        assert ranks.run_with_heartbeat(lambda: "x") == "x"
+        assert ranks.run_with_heartbeat(None) is None
+        with pytest.raises(UserError, match="full"), ranks.raise_on_all():
             raise UserError("full")
     assert not dist.is_initialized()
 

@@ -58,18 +58,16 @@ def test_an_empty_run_has_no_checkpoint(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_the_others_wait_patiently_while_the_first_rank_hashes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_others_wait_while_the_first_rank_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large checkpoint takes longer to read than any collective waits."""
     waited_for: list[Any] = []
-    patiently = Distributed.patiently
+    run_with_heartbeat = Distributed.run_with_heartbeat
 
     def noted(ranks: Distributed, work: Any) -> Any:
         waited_for.append(work)
-        return patiently(ranks, work)
+        return run_with_heartbeat(ranks, work)
 
-    monkeypatch.setattr(Distributed, "patiently", noted)
+    monkeypatch.setattr(Distributed, "run_with_heartbeat", noted)
     store = CheckpointStore(tmp_path, 1)
     save(store, 3)
     assert_is(store, 3)
