@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -136,6 +137,14 @@ EVALUATIONS: Registry[Any] = Registry(
     },
 )
 """Classes of `adasim.eval.Evaluation`."""
+
+
+def is_path(source: str) -> bool:
+    """Whether a source is the path of a folder or of a file, and not `KIND:...`, known or not."""
+    kind, colon, _ = source.partition(":")
+    if kind in SOURCES:
+        return False
+    return not colon or os.path.exists(source) or re.fullmatch(r"[A-Za-z][\w-]+", kind) is None
 
 
 def nearest(name: str, known: Any) -> str:

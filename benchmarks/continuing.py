@@ -18,11 +18,11 @@ import torch
 from _report import report
 
 import adasim
-from adasim.before_after import stages
 from adasim.config import Config
 from adasim.data import open_images
 from adasim.models import Backbone, build_from, read_weights
 from adasim.runs.folder import RunFolder
+from adasim.tools.before_after import stages
 from adasim.train.state import build_loader
 
 

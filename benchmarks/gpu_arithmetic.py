@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from _report import report
 
-from adasim.plan import Plan
 from adasim.recipes import get_recipe
+from adasim.tools.plan import Plan
 from adasim.train.footprint import Footprint
 
 IMAGES, RANKS = 1_281_167, 8

@@ -32,7 +32,7 @@ from _memory import fill
 from _report import RESULTS, report, resident_gb
 
 from adasim.neighbors import NeighborMemory, ShardedMemory
-from adasim.plan import Plan
+from adasim.tools.plan import Plan
 
 RANKS = (1, 2, 4)
 

@@ -18,7 +18,7 @@ from adasim.methods import EncodedView, Method, SimSiam, Step
 from adasim.methods.base import decay_groups
 from adasim.models import Backbone, build_backbone
 from adasim.registry import METHODS
-from adasim.util.schedules import cosine
+from adasim.schedules import cosine
 
 
 @dataclass(kw_only=True)

@@ -9,12 +9,12 @@ import pytest
 from helpers import photos_of_patterns
 from pretrainings import Small
 
-from adasim import before_after
 from adasim.api import evaluate, pretrain
 from adasim.config import ModelConfig
 from adasim.data import open_images
 from adasim.eval.splits import Subset, open_split
 from adasim.models import load_backbone, pixels
+from adasim.tools import before_after
 from adasim.util import terminal
 
 

@@ -11,8 +11,8 @@ import pytest
 from helpers import in_one_line, of_known_speed
 from PIL import Image
 
-from adasim import photos
 from adasim.cli.main import main
+from adasim.tools import photos
 
 pytestmark = pytest.mark.slow
 

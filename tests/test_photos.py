@@ -15,9 +15,9 @@ import torch
 from helpers import of_known_speed
 from PIL import Image
 
-from adasim import forecast, photos
 from adasim.cli.main import main
-from adasim.cli.pretrain import agreed, shortened
+from adasim.cli.photos import agreed
+from adasim.cli.pretrain import shortened
 from adasim.config import Config
 from adasim.data import ImageSet
 from adasim.dist.processes import Distributed
@@ -25,6 +25,7 @@ from adasim.models import EvalTransform
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
 from adasim.runs.folder import RunFolder
+from adasim.tools import forecast, photos
 from adasim.train.trial import Speed, time_steps
 from adasim.util.errors import UserError
 
@@ -119,7 +120,7 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
 ) -> None:
     """By the very same command: nothing is measured and proposed again."""
     resumed: list[list[str]] = []
-    monkeypatch.setattr("adasim.cli.pretrain.resume", resumed.append)
+    monkeypatch.setattr("adasim.cli.photos.resume", resumed.append)
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     out = str(tmp_path / "run")
     RunFolder.create(tmp_path / "run", Config(), {}).close()

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from helpers import refusal
 from torch import Tensor
 
-from adasim import forecast
 from adasim.cli.main import main
 from adasim.data import open_images
 from adasim.models import build_backbone
 from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.neighbors.sharded import shard
-from adasim.plan import Plan, PlanArguments, make_plan
 from adasim.recipes import get_recipe
+from adasim.tools import forecast
+from adasim.tools.plan import Plan, PlanArguments, make_plan
 from adasim.util.errors import UserError
 
 N, DIM, WINDOW, K, BATCH = 101, 7, 3, 5, 24
@@ -179,8 +179,8 @@ def test_a_recipe_is_planned_on_its_images_and_this_machine(
 
 def test_the_forecast_counts_the_cache_that_there_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 and a copy in int8 on a CPU, float16 alone on an accelerator."""
-    monkeypatch.setattr("adasim.plan._INT8_FROM", 1)
-    monkeypatch.setattr("adasim.forecast.scaled", lambda count, unit: str(int(count)))
+    monkeypatch.setattr("adasim.tools.plan._INT8_FROM", 1)
+    monkeypatch.setattr("adasim.tools.forecast.scaled", lambda count, unit: str(int(count)))
     images, config = open_images("synthetic:64"), get_recipe("desk-resnet")
 
     def held(device: str, cache: Literal["auto", "float16"] = "auto") -> int:

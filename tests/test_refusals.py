@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import refusal
 
-from adasim.cli.reading import nearest_options
+from adasim.cli.options import nearest_options
 from adasim.registry import EVALUATIONS, METHODS, PAIRS, SOURCES
 
 LONG = "x" * 5000

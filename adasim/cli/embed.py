@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adasim.cli.plugins import load_plugins
-from adasim.cli.reading import read_options
-from adasim.cli.using import Model, Reading
+from adasim.cli.options import Model, Reading, check_file, check_images, check_model, read_options
 from adasim.options import Flag
 from adasim.tools.outputs import check_features_file
-from adasim.util import terminal
-from adasim.util.paths import check_file, check_images, check_model
+from adasim.util.terminal import say
 
 
 @dataclass(kw_only=True)
@@ -36,8 +33,7 @@ class EmbedArguments(Reading):
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim embed ...`"""
-    asked = read_options(EmbedArguments, load_plugins(arguments), "embed")
-    console = terminal.console()
+    asked = read_options(EmbedArguments, arguments, "embed")
     check_features_file(asked.out, asked.overwrite)
     check_model(asked.model)
     check_file(asked.exclude, "--exclude")
@@ -45,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from adasim.tools.embed import embed
 
-    found = embed(
+    made = embed(
         asked.model,
         asked.data,
         asked.out,
@@ -56,10 +52,8 @@ def main(arguments: Sequence[str]) -> None:
         exclude=asked.exclude,
         cache=not asked.no_cache,
         overwrite=asked.overwrite,
-        say=lambda sentence: console.print(sentence, soft_wrap=True),
+        say=say,
     )
-    count, width = found.features.shape
-    labels = "no labels" if found.labels is None else f"labels of {len(found.classes):,} classes"
-    console.print(
-        f"{asked.out}: features of {count:,} images, {width} wide, file names, {labels}.", soft_wrap=True
-    )
+    count, width = made.features.shape
+    labels = "no labels" if made.labels is None else f"labels of {len(made.classes):,} classes"
+    say(f"{asked.out}: features of {count:,} images, {width} wide, file names, {labels}.")

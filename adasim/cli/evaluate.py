@@ -12,28 +12,44 @@ adasim eval --plugin FILE NAME RUN                an evaluation of your own
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adasim.cli.arguments import TableArguments, parse_evaluation
-from adasim.cli.plugins import load_plugins
-from adasim.cli.reading import read_options
-from adasim.cli.using import MODEL
+from adasim.cli.options import MODEL, Command, Model, check_file, check_images, check_model, read_options
+from adasim.options import with_options
 from adasim.registry import EVALUATIONS, nearest
 from adasim.util import terminal
 from adasim.util.errors import UserError
-from adasim.util.paths import check_file
 
 TABLE = "table"
 """The one command here that measures nothing."""
 
 
+@dataclass(kw_only=True)
+class Encoder(Command):
+    """Which encoder."""
+
+    model: Model
+
+
+@dataclass(kw_only=True)
+class TableArguments:
+    """Compare the newest results of several runs; differences to the first run stand in brackets."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
+    """Run folders (or files of results), the baseline first."""
+    format: Literal["terminal", "markdown", "latex"] = "terminal"
+
+
 def main(arguments: Sequence[str]) -> None:
     """`adasim eval ...`"""
     console = terminal.console()
-    arguments = load_plugins(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         return show_evaluations(console)
     name, rest = arguments[0], arguments[1:]
@@ -48,20 +64,29 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
-    """Measure, print what was found, and keep it."""
+    """Measure, print what was measured, and keep it."""
     evaluation = parse_evaluation(name, arguments)
 
     from adasim.eval.extractor import open_extractor
 
     extractor = open_extractor(
-        evaluation.model,
-        evaluation,
-        named_size=evaluation.named_size,
-        say=lambda sentence: console.print(sentence, soft_wrap=True),
+        evaluation.model, evaluation, named_size=evaluation.named_size, say=terminal.say
     )
     report = evaluation.run(extractor)
     report.show(console)
     extractor.keep(report.results, evaluation.results)
+
+
+def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
+    """The evaluation `name`, filled in; it has the fields of `Options` and of `Encoder` too."""
+    asked = read_options(with_options(EVALUATIONS.outline(name), Encoder), arguments, f"eval {name}")
+    check_model(asked.model)
+    check_file(asked.exclude, "--exclude")
+    for option in ("data", "train", "test"):
+        value = getattr(asked, option, None)
+        for source in value if isinstance(value, tuple) else (value,):
+            check_images(source, f"--{option}")
+    return with_options(EVALUATIONS[name], Encoder)(**vars(asked))
 
 
 def show_table(arguments: TableArguments, console: Console) -> None:

@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
 from rich.text import Text
 
-from adasim.cli.plugins import load_plugins
-from adasim.cli.reading import read_options
-from adasim.cli.using import MODEL, check_sources
+from adasim.cli.options import Neighbours, read_options
 from adasim.explore.outputs import check_atlas, check_csv, check_page
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
-from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.files import remedy
+from adasim.util.terminal import console, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,20 +31,9 @@ TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
 
 @dataclass(kw_only=True)
-class What:
+class What(Neighbours):
     """What is explored, and what is written."""
 
-    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
-    """A run folder: its own images, and the neighbours that it has learned."""
-    backbone: Annotated[
-        str | None, tyro.conf.arg(metavar="MODEL", help=f"Instead of RUN, for the images of --data. {MODEL}")
-    ] = None
-    features: Path | None = None
-    """Instead of a run: an .npz file with an array `features` (images, width) for the images of --data, as `adasim
-    embed` writes it; a row for each, or an array `files` of names."""
-    data: str | None = None
-    """Which images: a folder, an .npz file, hf:NAME or synthetic[:COUNT]; with its test split, if it has one.
-    With RUN: where its images are now."""
     out: Path | None = None
     """The page to write; RUN/explore.html, or explore.html."""
     csv: Path | None = None
@@ -56,9 +42,6 @@ class What:
     """Also write a .jsonl file with precomputed neighbours for Embedding Atlas."""
     overwrite: Flag = False
     """Replace a page or lists of an earlier exploration."""
-    # Only for the help: `load_plugins` has taken the option out before the others are read.
-    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """Python files that register methods or kinds of data of your own (docs/extending.md)."""
 
 
 @dataclass(kw_only=True)
@@ -69,16 +52,11 @@ class ExploreArguments(ExploreOptions, What):  # in this order `What` comes firs
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim explore ...`"""
-    asked = read_options(ExploreArguments, load_plugins(arguments), "explore")
-    console = terminal.console()
-
-    def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True)
-
+    asked = read_options(ExploreArguments, arguments, "explore")
     page = asked.out
     if page is None and asked.csv is None:
         page = asked.run / "explore.html" if asked.run is not None else Path("explore.html")
-    check_sources(asked, "What is to be explored?")
+    asked.check("What is to be explored?")
     if asked.features is not None:
         refuse_unused(asked, (*FOR_AN_ENCODER, "seed"), None)
     if page is not None:
@@ -110,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     if asked.export_atlas is not None:
         say(f"For Embedding Atlas: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")
     for path in written:
-        console.print(Text.assemble("  ", str(path)), soft_wrap=True)
+        console().print(Text.assemble("  ", str(path)), soft_wrap=True)
 
 
 def write(asked: ExploreArguments, page: Path | None, found: Exploration, features: Tensor) -> list[Path]:

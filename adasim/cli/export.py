@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
-from adasim.cli.plugins import load_plugins
-from adasim.cli.reading import read_options
-from adasim.cli.using import Model
+from adasim.cli.options import Command, Model, check_model, read_options
 from adasim.options import Flag
 from adasim.tools.outputs import check_export_folder
-from adasim.util import terminal
-from adasim.util.paths import check_model
+from adasim.util.terminal import say
 
 
 @dataclass(kw_only=True)
-class ExportArguments:
+class ExportArguments(Command):
     """Write the encoder for another library: a folder with the weights, the transform and a model card.
 
     adasim export runs/photos --to onnx
@@ -36,15 +31,11 @@ class ExportArguments:
     """The folder to make; by default beside the run: runs/photos-onnx."""
     overwrite: Flag = False
     """If OUT is an earlier export, replace it. Anything else is refused."""
-    # Only for the help: `load_plugins` has taken the option out before the others are read.
-    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """Python files that register methods or kinds of data of your own (docs/extending.md)."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim export ...`"""
-    asked = read_options(ExportArguments, load_plugins(arguments), "export")
-    console = terminal.console()
+    asked = read_options(ExportArguments, arguments, "export")
     check_model(asked.model)
     if asked.out is not None:
         check_export_folder(asked.out, asked.overwrite)
@@ -56,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         asked.to,
         asked.out,
         overwrite=asked.overwrite,
-        say=lambda sentence: console.print(sentence, soft_wrap=True),
+        say=say,
     )
     names = ", ".join(sorted(path.name for path in folder.iterdir()))
-    console.print(f"{folder}: {names}. README.md shows how to load it.", soft_wrap=True)
+    say(f"{folder}: {names}. README.md shows how to load it.")

@@ -15,26 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.text import Text
 
-from adasim.cli.plugins import load_plugins
-from adasim.cli.reading import read_options
-from adasim.cli.using import MODEL, check_sources
+from adasim.cli.options import Neighbours, read_options
 from adasim.gallery import FORMATS, KINDS
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
 from adasim.tools.outputs import check_output
-from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write, remedy
+from adasim.util.terminal import console, say
 
 if TYPE_CHECKING:
     from adasim.gallery.opening import Supports
 
 
 @dataclass(kw_only=True)
-class What:
+class What(Neighbours):
     """Which images, and what is written."""
 
-    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
-    """A run folder: p_win of the neighbours that it keeps, which AdaSim pairs are drawn from."""
     pick: Annotated[str, tyro.conf.arg(metavar="random|intriguing|other-class|IDS")] = "random"
     """random: any images. intriguing: the best match is another image, so that the gate is shut. other-class: the
     best match is of another class than the image (needs labels). Or ids and file names, with commas between them."""
@@ -42,23 +38,12 @@ class What:
     """How many images, where they are not named."""
     show: int = 10
     """How many neighbours of each are drawn at most; the tables hold all."""
-    backbone: Annotated[
-        str | None, tyro.conf.arg(metavar="MODEL", help=f"Instead of RUN, for the images of --data. {MODEL}")
-    ] = None
-    features: Path | None = None
-    """Instead of a run: an .npz file with an array `features` (images, width) for the images of --data, as `adasim
-    embed` writes it; a row for each, or an array `files` of names."""
-    data: str | None = None
-    """Which images: a folder, an .npz file, hf:NAME or synthetic[:COUNT]. With RUN: where its images are now."""
     out: Path | None = None
     """A folder, or the beginning of the files' names; RUN/gallery-PICK, or gallery-PICK here."""
     format: tuple[Literal["png", "pdf"], ...] = ()
     """Of the picture: png, pdf, or both; what --out ends in, or png. A .csv and a .tex table are always written."""
     overwrite: Flag = False
     """Replace files that are there."""
-    # Only for the help: `load_plugins` has taken the option out before the others are read.
-    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """Python files that register methods or kinds of data of your own (docs/extending.md)."""
 
 
 @dataclass(kw_only=True)
@@ -72,12 +57,7 @@ class GalleryArguments(ExploreOptions, What):  # in this order `What` comes firs
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim gallery ...`"""
-    asked = read_options(GalleryArguments, load_plugins(arguments), "gallery")
-    console = terminal.console()
-
-    def say(sentence: str) -> None:
-        console.print(sentence, soft_wrap=True)
-
+    asked = read_options(GalleryArguments, arguments, "gallery")
     check(asked)
     beginning, formats = names(asked)
     paths = {kind: beginning.with_name(f"{beginning.name}.{kind}") for kind in (*formats, "csv", "tex")}
@@ -102,12 +82,12 @@ def main(arguments: Sequence[str]) -> None:
             raise UserError(
                 f"Cannot write {path}: {error.strerror}. {remedy(error)}, or choose another --out."
             ) from None
-        console.print(Text.assemble("  ", str(path)), soft_wrap=True)
+        console().print(Text.assemble("  ", str(path)), soft_wrap=True)
 
 
 def check(asked: GalleryArguments) -> None:
     """What is shown must be there, and numbers must make sense."""
-    check_sources(asked, "Whose neighbours are to be shown?")
+    asked.check("Whose neighbours are to be shown?")
     if asked.run is not None:
         refuse_unused(asked, ("passes", "k", "size", "random_weights"), asked.run)
     if asked.features is not None:

@@ -30,6 +30,7 @@ from importlib import import_module
 from rich.table import Table
 from rich.text import Text
 
+from adasim.cli.options import load_plugins
 from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.interrupts import Stopped, is_first
@@ -108,7 +109,7 @@ def run(arguments: Sequence[str]) -> None:
         guess = f" Did you mean adasim {known[near[0]]}?" if near else ""
         raise UserError(f"Unknown command {arguments[0]!r}.{guess} The commands are {', '.join(COMMANDS)}.")
     module, _ = COMMANDS[arguments[0]]
-    import_module(module).main(arguments[1:])  # not before: torch takes seconds to import
+    import_module(module).main(load_plugins(arguments[1:]))  # not before: torch takes seconds to import
 
 
 def expand_home(argument: str) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adasim.cli.plugins import load_plugins
+from adasim.cli.options import read_options
 from adasim.cli.pretrain import check_paths, configured
-from adasim.cli.reading import read_options
 from adasim.options import PlanArguments
 from adasim.util import terminal
 from adasim.util.errors import UserError
@@ -14,11 +13,10 @@ from adasim.util.errors import UserError
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim plan RECIPE --data DIR`, with the options of a pretraining; or `adasim plan --images N ...`"""
-    arguments = load_plugins(arguments)
     if not arguments or arguments[0].startswith("-"):
         asked = read_options(PlanArguments, arguments, "plan")
 
-        from adasim.plan import make_plan, show
+        from adasim.tools.plan import make_plan, show
 
         return show(make_plan(asked), terminal.console(width=110))
     if arguments[0] == "photos":
@@ -29,6 +27,6 @@ def main(arguments: Sequence[str]) -> None:
     parsed = configured(arguments[0], arguments[1:], f"adasim plan {arguments[0]}")
     check_paths(parsed.config)
 
-    from adasim.forecast import forecast
+    from adasim.tools.forecast import forecast
 
     forecast(parsed.config, terminal.console())

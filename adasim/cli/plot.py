@@ -9,12 +9,11 @@ from typing import Annotated
 
 import tyro
 
-from adasim.cli.plugins import load_plugins
-from adasim.cli.reading import read_options
+from adasim.cli.options import Command, read_options
 from adasim.curves.outputs import outputs
 from adasim.curves.panels import PANELS
 from adasim.runs.checks import require_run
-from adasim.util import terminal
+from adasim.util.terminal import say
 
 _OUT = (
     "A .png, .svg or .pdf, or a folder for curves.png and curves.svg: by default that of the run, or, for several "
@@ -23,7 +22,7 @@ _OUT = (
 
 
 @dataclass(kw_only=True)
-class PlotArguments:
+class PlotArguments(Command):
     """Draw the curves of runs, finished or not: one figure, a panel for each measure that they have. Runs that differ
     by their random seed alone become one line, their mean, in a band from smallest to largest."""
 
@@ -42,15 +41,11 @@ class PlotArguments:
             help_behavior_hint="(default: all that there are)",
         ),
     ] = ()
-    # Only for the help: `load_plugins` has taken the option out before the others are read.
-    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """The plug-ins that the runs were started with."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim plot ...`"""
-    asked = read_options(PlotArguments, load_plugins(arguments), "plot")
-    console = terminal.console()
+    asked = read_options(PlotArguments, arguments, "plot")
     for run in asked.runs:
         require_run(run)
     if asked.out is not None:
@@ -58,10 +53,5 @@ def main(arguments: Sequence[str]) -> None:
 
     from adasim.curves.writing import plot  # matplotlib and torch are slow to import
 
-    written = plot(
-        asked.runs,
-        asked.out,
-        curves=asked.curves,
-        say=lambda sentence: console.print(sentence, soft_wrap=True),
-    )
-    console.print(f"Curves: {', '.join(map(str, written))}", soft_wrap=True)
+    written = plot(asked.runs, asked.out, curves=asked.curves, say=say)
+    say(f"Curves: {', '.join(map(str, written))}")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass, replace
-from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adasim.cli.plugins import load_plugins
-from adasim.cli.reading import read_arguments
-from adasim.config import Config, DataConfig
+from adasim.cli.options import Command, check_file, check_images, check_model, check_path, read_arguments
+from adasim.config import Config
 from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checks import check_out, require_run
@@ -26,47 +22,41 @@ from adasim.runs.launch import began_here, restarted
 from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.interrupts import is_first
-from adasim.util.paths import check_file, check_images, check_model, check_path
 
 
-@dataclass
-class PretrainArguments:
-    """Pretrain an encoder on images without labels."""
+@dataclass(kw_only=True)
+class Training(Command):
+    """A run, and what is made of it when it ends."""
 
-    out: Path
-    """The run folder to make: config, metrics, checkpoints and backbone.safetensors."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
-    overwrite: bool = False
-    """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
     curves: bool = True
     """Draw curves.png into the run folder when the run ends (`adasim plot` does so at any time)."""
     compare: bool = True
     """When the run ends, compare its encoder with raw pixels, with an untrained one and with where it began."""
-    # Only for the help: `load_plugins` has taken the option out before the others are read.
-    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """Python files that register methods, pair policies or kinds of data of your own (docs/extending.md)."""
 
 
-@dataclass
-class ResumeArguments:
+@dataclass(kw_only=True)
+class PretrainArguments(Training):
+    """Pretrain an encoder on images without labels."""
+
+    out: Path
+    """The run folder to make: config, metrics, checkpoints and backbone.safetensors."""
+    overwrite: bool = False
+    """If OUT holds a run that no process uses, delete it first. Anything else is refused."""
+
+
+@dataclass(kw_only=True)
+class ResumeArguments(Training):
     """Continue a run where it stopped. What shapes the result cannot be changed, except that --epochs may be
     raised: the schedules then follow the larger number from there on. --micro-batch may change where there is no
     batch norm."""
 
     resume: Path
     """The run folder."""
-    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
-    curves: bool = True
-    """Draw curves.png into the run folder when the run ends (`adasim plot` does so at any time)."""
-    compare: bool = True
-    """When the run ends, compare its encoder with raw pixels, with an untrained one and with where it began."""
-    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """The plug-ins that the run was started with."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim pretrain ...`"""
-    arguments = load_plugins(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         return show_recipes()
     if option_values(arguments, "--resume"):
@@ -75,6 +65,8 @@ def main(arguments: Sequence[str]) -> None:
     if recipe.startswith("-"):
         raise UserError(f"Name a recipe before the options: one of photos, {', '.join(RECIPES)}.")
     if recipe == "photos":
+        from adasim.cli.photos import photos
+
         return photos(rest)
     if "-h" in rest:
         return show_common_options(recipe, starting_point(recipe, rest))
@@ -154,76 +146,6 @@ def continued(config: Config, options: Sequence[str]) -> Config:
             f"--optim.head-epochs {optim.head_epochs}."
         )
     return config
-
-
-@dataclass(kw_only=True)
-class PhotosArguments(PretrainArguments):
-    """Look at a folder of images and at this machine, time a few steps, and propose a run that ends in time: from
-    weights that somebody has trained, where there are any. The defaults below are those of the smallest run; what is
-    proposed here depends on the images, and any option changes it."""
-
-    hours: float = 1.0
-    """How long the run may take."""
-    from_scratch: bool = False
-    """Start from random weights. Small folders hardly ever gain by it."""
-    yes: bool = False
-    """Start without asking."""
-
-
-def photos(arguments: Sequence[str]) -> None:
-    """`adasim pretrain photos`: a plan for these images and this machine, and after a yes the run."""
-
-    def read(config: Config) -> Any:
-        default = with_settings(PhotosArguments, config)(out=Path("runs/photos"), config=config)
-        return parse(default, arguments, "adasim pretrain photos", getdoc(PhotosArguments))
-
-    if "-h" in arguments:
-        return show_photos_options()
-    any_recipe = replace(get_recipe("desk-resnet"), recipe="photos", data=DataConfig())
-    asked = read(adapted(any_recipe, arguments, announce))  # before anything is timed
-    source = asked.config.data.source
-    if not source:
-        raise UserError("Which images? Name their folder: adasim pretrain photos --data ~/photos")
-    if asked.from_scratch and asked.config.model.init:
-        raise UserError("--from-scratch and --model.init exclude each other. Leave one of them out.")
-    check_paths(asked.config)
-    if began_here(asked.out, restarted()):
-        off = [f"--no-{name}" for name in ("curves", "compare") if not getattr(asked, name)]
-        return resume(["--resume", str(asked.out), *off])
-    check_out(asked.out, overwrite=asked.overwrite)
-    if not asked.yes and not (sys.stdin and sys.stdin.isatty()):  # None where it was closed
-        raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")
-
-    from adasim.api import pretrain as run
-    from adasim.forecast import show, warning
-    from adasim.photos import propose
-
-    proposal = propose(
-        source,
-        asked.hours,
-        device=asked.config.device,
-        init="" if asked.from_scratch else asked.config.model.init or None,
-        exclude=asked.config.data.exclude,
-        change=lambda config: read(adapted(config, arguments)).config,
-        say=announce,
-    )
-    console = terminal.console()
-    console.print()
-    show(proposal.reasons, console)
-    if told := warning(proposal.config, proposal.images):
-        console.print(told, soft_wrap=True)
-    if not asked.yes and not agreed(console.input):
-        return
-    run(proposal.config, asked.out, overwrite=asked.overwrite)
-    finish(asked.out, curves=asked.curves, compare=asked.compare)
-
-
-def agreed(ask: Callable[[str], str]) -> bool:
-    """Whether the answer is yes, or just Enter; Ctrl-D is a no."""
-    try:
-        return ask("\nStart? [Y/n] ").strip().lower() in ("", "y", "yes")
-    except EOFError:
-        return False
 
 
 def shortened(config: Config, epochs: str, say: Callable[[str], None] | None = None) -> Config:
@@ -346,39 +268,15 @@ COMMON = {
 def show_common_options(recipe: str, default: PretrainArguments) -> None:
     """`adasim pretrain RECIPE -h`: one screen."""
     console = terminal.console()
-    console.print(
-        Text.assemble((f"adasim pretrain {recipe}", "bold"), " --data SOURCE --out RUN [options]"),
-        soft_wrap=True,
-    )
-    console.print(
-        Text.assemble(("adasim pretrain", "bold"), " --resume RUN      go on where a run stopped\n")
-    )
+    usage = Text.assemble((f"adasim pretrain {recipe}", "bold"), " --data SOURCE --out RUN [options]\n")
+    usage.append("adasim pretrain", "bold").append(" --resume RUN      go on where a run stopped\n")
+    console.print(usage, soft_wrap=True)
     table = Table(box=None, padding=(0, 1), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="cyan")
     table.add_column()
     for option, meaning in COMMON.items():
         table.add_row(f"--{option}", _value(default, option.split()[0]), meaning)
-    console.print(table)
-    console.print(Text.assemble(("\n--help", "bold"), " shows every option."))
-
-
-def show_photos_options() -> None:
-    """`adasim pretrain photos -h`: one screen."""
-    console = terminal.console()
-    console.print(Text.assemble(("adasim pretrain photos", "bold"), " --data FOLDER --out RUN [options]\n"))
-    table = Table(box=None, padding=(0, 1), show_header=False)
-    for option, meaning in {
-        "data FOLDER": SOURCES,
-        "out RUN": "the run folder to make; runs/photos",
-        "hours H": "how long the run may take; 1",
-        "model.init MODEL": "weights to go on from; small ones of timm's where it can get them",
-        "from-scratch": "start from random weights: small folders hardly gain by it",
-        "exclude FILE": "leave out what you rejected on the page of adasim explore",
-        "yes": "start without asking",
-        "epochs, --views.size, ...": "any option of a recipe changes the proposal",
-    }.items():
-        table.add_row(Text(f"--{option}", "bold"), meaning)
     console.print(table)
     console.print(Text.assemble(("\n--help", "bold"), " shows every option."))
 
@@ -425,9 +323,13 @@ def finish(out: Path, *, curves: bool, compare: bool) -> None:
     if not is_first() or not (out / "backbone.safetensors").exists():
         return
     console = terminal.console()
-    drawn = curves and attempt("The curves are not drawn", lambda: draw_curves(out))
+
+    from adasim.curves.writing import plot
+    from adasim.tools.before_after import show
+
+    drawn = curves and attempt("The curves are not drawn", lambda: plot(out, out / "curves.png"))
     if compare:
-        attempt("Before and after are not compared", lambda: show_gain(out, console))
+        attempt("Before and after are not compared", lambda: show(out, console))
     lines = {
         "encoder": out / "backbone.safetensors",
         "curves": out / "curves.png" if drawn else f"adasim plot {out}",
@@ -447,17 +349,3 @@ def attempt(failed: str, action: Callable[[], object]) -> bool:
         terminal.console().print(f"{failed}: {str(error) or type(error).__name__}", soft_wrap=True)
         return False
     return True
-
-
-def draw_curves(out: Path) -> None:
-    """RUN/curves.png"""
-    from adasim.curves.writing import plot
-
-    plot(out, out / "curves.png")
-
-
-def show_gain(out: Path, console: Console) -> None:
-    """The table of what the run was good for."""
-    from adasim.before_after import show
-
-    show(out, console)

@@ -11,14 +11,11 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from adasim.cli.plugins import load_plugins
-from adasim.cli.reading import read_options
-from adasim.cli.using import Model, Reading
+from adasim.cli.options import Model, Reading, check_file, check_images, check_model, read_options
 from adasim.options import Flag
 from adasim.tools.outputs import check_output
 from adasim.util import terminal
 from adasim.util.errors import UserError
-from adasim.util.paths import check_file, check_images, check_model
 
 
 @dataclass(kw_only=True)
@@ -47,7 +44,7 @@ class SimilarArguments(Reading):
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim similar ...`"""
-    asked = read_options(SimilarArguments, load_plugins(arguments), "similar")
+    asked = read_options(SimilarArguments, arguments, "similar")
     console = terminal.console()
     if asked.image.is_dir():
         raise UserError(f"{asked.image} is a folder. Name one image to compare with, and folders with --in.")
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from adasim.tools.similar import similar
 
-    found = similar(
+    nearest = similar(
         asked.model,
         asked.image,
         asked.among,
@@ -74,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         workers=asked.workers,
         exclude=asked.exclude,
         cache=not asked.no_cache,
-        say=lambda sentence: console.print(sentence, soft_wrap=True),
+        say=terminal.say,
     )
     console.print(
         Text.assemble("\nMost similar to ", (terminal.printable(asked.image), "bold"), "\n"), soft_wrap=True
@@ -83,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
     table.add_column("", justify="right", style="dim")
     table.add_column("similarity", justify="right")
     table.add_column("file", overflow="fold")
-    for place, (name, score) in enumerate(zip(found.files, found.scores, strict=True), 1):
+    for place, (name, score) in enumerate(zip(nearest.files, nearest.scores, strict=True), 1):
         table.add_row(str(place), f"{score:.4f}", name)
     console.print(table)
     if not asked.no_picture:
@@ -91,12 +88,12 @@ def main(arguments: Sequence[str]) -> None:
 
         out = asked.out or _free_name(asked.image)
         try:
-            contact_sheet(out, found, asked.image.name)
+            contact_sheet(out, nearest, asked.image.name)
         except OSError as error:
             raise UserError(
                 f"{out} cannot be written: {error.strerror or error}. Name another --out, or use --no-picture."
             ) from None
-        console.print(f"\nPicture: {out}", soft_wrap=True)
+        terminal.say(f"\nPicture: {out}")
 
 
 def _free_name(image: Path) -> Path:

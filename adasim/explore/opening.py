@@ -23,9 +23,9 @@ from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU, ExploreOptions, refuse_unused
+from adasim.registry import is_path
 from adasim.run import Run, load_run
 from adasim.util.errors import UserError
-from adasim.util.paths import is_path
 
 Say = Callable[[str], None]
 """Takes a sentence for a person."""

@@ -14,8 +14,8 @@ from adasim.methods.base import EncodedView, Method, Step, decay_groups
 from adasim.models import Backbone, DinoHead, build_backbone
 from adasim.models.backbones import check_patches
 from adasim.registry import METHODS
+from adasim.schedules import cosine
 from adasim.settings import DINO_VIEWS, DinoSettings
-from adasim.util.schedules import cosine
 from adasim.util.spread import feature_spread
 
 

@@ -27,6 +27,7 @@ from typing import Any
 from adasim.config import Config
 from adasim.data.sources.listing import Listing
 from adasim.data.sources.record import read_listing
+from adasim.registry import is_path
 from adasim.runs.checks import FOLDERS, UNFINISHED, check_out, require_run
 from adasim.runs.launch import launch
 from adasim.runs.lock import LOCK, FolderLock
@@ -34,7 +35,6 @@ from adasim.runs.overwrite import LISTING, delete_run
 from adasim.runs.settings import PACKAGES, versions
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write, remove, remove_leftovers
-from adasim.util.paths import is_path
 
 _READ = ("config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv", LISTING)
 

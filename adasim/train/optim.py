@@ -14,7 +14,7 @@ from torch import Tensor
 from adasim.config import Config
 from adasim.methods.base import Method
 from adasim.models import Backbone
-from adasim.util.schedules import learning_rate, peak_learning_rate, weight_decay
+from adasim.schedules import learning_rate, peak_learning_rate, weight_decay
 
 
 def build_optimizer(method: Method, config: Config) -> torch.optim.Optimizer:

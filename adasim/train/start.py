@@ -26,9 +26,9 @@ from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, read_weights, 
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checkpoint import Checkpoint
 from adasim.runs.folder import RunFolder
+from adasim.schedules import learning_rate
 from adasim.train.state import TrainState
 from adasim.util.errors import UserError
-from adasim.util.schedules import learning_rate
 from adasim.util.units import scaled
 
 

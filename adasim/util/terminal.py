@@ -75,6 +75,11 @@ def console(*, stderr: bool = False, quiet: bool = False, **options: Any) -> Con
     )
 
 
+def say(sentence: str) -> None:
+    """A sentence on standard output."""
+    console().print(sentence, soft_wrap=True)
+
+
 @contextmanager
 def without_font_warnings() -> Iterator[None]:
     """While a figure is drawn: matplotlib says nothing of letters that no font has, and which become boxes."""

@@ -15,8 +15,8 @@ from pretrainings import Digest, Metrics, Runs, Small, kill_at
 import adasim
 from adasim.api import pretrain
 from adasim.cli.main import main
+from adasim.schedules import learning_rate
 from adasim.util.errors import UserError
-from adasim.util.schedules import learning_rate
 
 pytestmark = pytest.mark.slow
 

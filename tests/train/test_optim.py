@@ -11,13 +11,13 @@ from adasim.config import Config, OptimConfig
 from adasim.methods import DinoSettings, build_method
 from adasim.methods.dino import teacher_momentum, teacher_temperature
 from adasim.recipes import get_recipe
-from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
-from adasim.train.state import build_state
-from adasim.util.schedules import (
+from adasim.schedules import (
     learning_rate,
     peak_learning_rate,
     weight_decay,
 )
+from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
+from adasim.train.state import build_state
 
 
 def dino_config(epochs=20, batch_size=1024, **kwargs):

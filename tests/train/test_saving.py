@@ -18,9 +18,9 @@ from pretrainings import STEP, Digest, Runs, Small, kill_at
 from adasim.api import pretrain
 from adasim.data import open_images
 from adasim.dist.processes import ALONE
-from adasim.forecast import lines
 from adasim.models import build_backbone, save_backbone
 from adasim.runs.checkpoint import CheckpointStore
+from adasim.tools.forecast import lines
 from adasim.train.loop import Training
 from adasim.train.start import disk_needed
 from adasim.train.state import build_state

@@ -12,9 +12,8 @@ from adasim.data.sources.decode import EXTENSIONS, HEIC_ENDINGS
 from adasim.data.sources.folder import open_folder
 from adasim.data.sources.listing import Listing
 from adasim.data.sources.npz import open_npz
-from adasim.registry import SOURCES
+from adasim.registry import SOURCES, is_path
 from adasim.util.errors import MissingSplitError, UserError
-from adasim.util.paths import is_path
 
 _BUILT_IN = "a folder of images, an .npz file, hf:NAME or hf:FOLDER, and synthetic[:COUNT] (generated images)"
 _UNPACKED_BY = {

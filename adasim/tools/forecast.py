@@ -16,8 +16,8 @@ from adasim.config import Config
 from adasim.data import ImageSet, Unreadable, describe, leave_out, open_images, worker_count
 from adasim.dist.processes import Distributed
 from adasim.models import build_backbone
-from adasim.plan import Plan
 from adasim.registry import PAIRS
+from adasim.tools.plan import Plan
 from adasim.train.footprint import Footprint
 from adasim.train.micro import ROOM, choose_micro_batches, free_bytes
 from adasim.train.progress import duration

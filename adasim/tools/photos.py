@@ -30,11 +30,11 @@ from adasim.config import (
 from adasim.data import ImageSet, describe, leave_out, open_images
 from adasim.dist.devices import pick_device
 from adasim.dist.processes import Distributed
-from adasim.forecast import Line, lines
 from adasim.methods import DinoSettings, SimSiamSettings
 from adasim.models import build_from, read_weights
 from adasim.recipes import for_epochs, from_weights
 from adasim.registry import METHODS
+from adasim.tools.forecast import Line, lines
 from adasim.train.footprint import Footprint
 from adasim.train.micro import choose_micro_batches, free_bytes
 from adasim.train.progress import duration

@@ -1,27 +1,153 @@
-"""How the commands read their options: a dataclass per command, filled in from the command line by tyro."""
+"""What the commands ask, and how they read it: a dataclass per command, filled in from the command line by tyro.
+
+Nothing here imports torch: help and refusals are quick.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 
+from adasim.options import Flag
+from adasim.registry import is_path, load_plugin
+from adasim.runs.checks import require_run
 from adasim.util.errors import UserError
 from adasim.util.fields import check_fields, in_words
-from adasim.util.paths import check_path
+
+MODEL = (
+    "A run folder, a timm model name, NAME:FILE (a model's name and a file of its weights), a folder with "
+    "config.json (of adasim export, timm or transformers), hf-hub:OWNER/NAME, backbone.safetensors, or pixels (raw)."
+)
+"""What every command takes; docs/use.md has it as a table."""
+Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL)]
 
 _SHOWN = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", tuple[int, ...]: "INT [INT ...]"}
 _CALLED = {"gpu": "device", "gpus": "device", "cuda": "device", "output": "out", "batch": "batch-size"}
 """What other programs call some options."""
 Asked = TypeVar("Asked")
+
+
+@dataclass(kw_only=True)
+class Command:
+    """What every command takes."""
+
+    # Only for the help: `load_plugins` has taken the option out before the others are read.
+    plugin: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """Python files that register methods, pairs, data or evaluations of your own (docs/extending.md)."""
+
+
+@dataclass(kw_only=True)
+class Reading(Command):
+    """How images are read and where the encoder runs."""
+
+    split: Literal["train", "test"] = "train"
+    """Which part of a folder that is divided into train/ and test/ (or val/)."""
+    size: int | None = None
+    """Side in pixels of what the encoder sees; its own by default."""
+    device: str = "auto"
+    """Where the encoder runs: auto, cpu, cuda, ..."""
+    workers: int = 2
+    """Processes that read images from files."""
+    exclude: Path | None = None
+    """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`."""
+    no_cache: Flag = False
+    """Make features anew and keep none: an interrupted pass begins again."""
+
+
+@dataclass(kw_only=True)
+class Neighbours(Command):
+    """Whose neighbours `explore` and `gallery` show: a run's, an encoder's, or those of given features."""
+
+    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A run folder: its own images, and the neighbours that it has learned, which AdaSim pairs are drawn from."""
+    backbone: Annotated[
+        str | None, tyro.conf.arg(metavar="MODEL", help=f"Instead of RUN, for the images of --data. {MODEL}")
+    ] = None
+    features: Path | None = None
+    """Instead of a run: an .npz file with an array `features` (images, width) for the images of --data, as `adasim
+    embed` writes it; a row for each, or an array `files` of names."""
+    data: str | None = None
+    """Which images: a folder, an .npz file, hf:NAME or synthetic[:COUNT]; `explore` takes its test split, too, if it
+    has one. With RUN: where its images are now."""
+
+    def check(self, question: str) -> None:
+        """Exactly one of the three is named, with images for the latter two, and all of them are there."""
+        given = [name for name in ("run", "backbone", "features") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise UserError(
+                f"{question} Name a run folder, or --backbone NAME --data FOLDER, or --features FILE.npz --data "
+                f"FOLDER" + (", one of them alone." if given else ".")
+            )
+        if self.run is not None:
+            require_run(self.run)
+        elif self.data is None:
+            raise UserError(f"--{given[0]} needs --data: which images?")
+        check_model(self.backbone or "")
+        check_file(self.features, "--features")
+        check_images(self.data)
+
+
+def load_plugins(arguments: Sequence[str]) -> list[str]:
+    """Load the file of each `--plugin FILE`; returns the other arguments."""
+    rest: list[str] = []
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--plugin":
+            file = next(left, None)
+            if file is None:
+                raise UserError("--plugin needs the path of a Python file.")
+            load_plugin(file)
+        elif argument.startswith("--plugin="):
+            load_plugin(argument.partition("=")[2])
+        else:
+            rest.append(argument)
+    return rest
+
+
+def check_path(path: str | Path, option: str) -> None:
+    """Refuse a name that no file can have, and what is neither file nor folder: a pipe or /dev/zero may never end."""
+    if any(len(os.fsencode(name)) > 255 for name in Path(path).parts):
+        raise UserError(
+            f"No file has a name as long as {str(path)[:40]}... ({len(str(path)):,}). Check {option}."
+        )
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise UserError(f"{path} is a pipe or a device. Name a file, or a folder. Check {option}.")
+
+
+def check_images(source: str | None, option: str = "--data") -> None:
+    """Refuse a folder or a file of images that is not there; of other sources nothing is known yet."""
+    if source and is_path(source):
+        check_path(source, option)
+        if not os.path.exists(source):
+            kind = "file" if source.endswith(".npz") else "folder"
+            raise UserError(f"No such {kind}: {source}. Check {option}.")
+
+
+def check_model(model: str) -> None:
+    """Refuse a MODEL that is written like a path and is not there; whether NAME:FILE is, is left to who opens it."""
+    check_path(model if os.path.exists(model) else model.partition(":")[2] or model, "its spelling")
+    like_a_path = os.sep in model or Path(model).suffix in (".safetensors", ".pth", ".pt", ".bin")
+    if like_a_path and ":" not in model and not os.path.exists(model):
+        raise UserError(f"No backbone at {model}: there is no such file or folder. Check its spelling.")
+
+
+def check_file(file: str | Path | None, option: str) -> None:
+    """Refuse a file after `option` that is not there."""
+    if file:
+        check_path(file, option)
+        if not os.path.exists(file):
+            raise UserError(f"No such file: {file}. Check {option}.")
 
 
 def read_options(kind: type[Asked], arguments: Sequence[str], command: str) -> Asked:
