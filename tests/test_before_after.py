@@ -11,8 +11,8 @@ from pretrainings import Small
 
 from adasim.api import evaluate, pretrain
 from adasim.config import ModelConfig
-from adasim.data import open_images
-from adasim.eval.splits import Subset, open_split
+from adasim.data import Subset, open_images
+from adasim.eval.splits import open_split
 from adasim.models import load_backbone, pixels
 from adasim.tools import before_after
 from adasim.util import terminal

@@ -9,7 +9,7 @@
 Nothing here knows of neighbours or methods.
 """
 
-from adasim.data.images import ArrayImages, ImageSet, Unreadable
+from adasim.data.images import ArrayImages, ImageSet, Subset, Unreadable
 from adasim.data.loading.loader import Batch, PairLoader
 from adasim.data.loading.workers import worker_count
 from adasim.data.sources.excluded import leave_out
@@ -31,6 +31,7 @@ __all__ = [
     "ImageSet",
     "ImagesLike",
     "PairLoader",
+    "Subset",
     "SyntheticImages",
     "Unreadable",
     "as_images",

@@ -1,4 +1,4 @@
-"""What every data set of images looks like to the rest of the package, and the one that lives in memory."""
+"""What every data set of images looks like to the rest of the package, the one in memory, and a part of one."""
 
 from __future__ import annotations
 
@@ -166,6 +166,59 @@ class ArrayImages(ImageSet):
             digest = hashlib.sha256(chunk.numpy().tobytes()).hexdigest()
             lines.append(f"{self.name}[{start}:{start + len(chunk)}] {tuple(chunk.shape[1:])} {digest}")
         return lines
+
+
+class Subset(ImageSet):
+    """Some images of a data set, in the order of `ids`."""
+
+    def __init__(self, images: ImageSet, ids: Tensor) -> None:
+        self.name, self.place, self.split = images.name, images.place, images.split
+        self.classes, self.left_out = images.classes, images.left_out
+        self.labels = None if images.labels is None else images.labels[ids]
+        self._images, self._ids = images, ids
+        array = images.as_array()
+        self._array = None if array is None else array[ids]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def load(self, i: int) -> Tensor:
+        return self._images.load(int(self._ids[i]))
+
+    def load_reduced(self, i: int, reduction: Reduction) -> tuple[Tensor, int]:
+        return self._images.load_reduced(int(self._ids[i]), reduction)
+
+    def where(self, i: int) -> str:
+        return self._images.where(int(self._ids[i]))
+
+    def mask(self, i: int) -> Tensor | None:
+        return self._images.mask(int(self._ids[i]))
+
+    def as_array(self) -> Tensor | None:
+        return self._array
+
+    def content(self, i: int, whole: bool = False) -> str:
+        return self._images.content(int(self._ids[i]), whole)
+
+    def unused(self, also: Collection[str] = ()) -> str:
+        return self._images.unused(also)
+
+    def listing(self) -> list[str]:
+        """The lines of these images; where a line stands for several images, all lines and which images these are."""
+        lines = self._images.listing()
+        if len(lines) == len(self._images):
+            return [lines[i] for i in self._ids.tolist()]
+        return [*lines, f"kept {len(self)} {self._ids_hash()}"]
+
+    def times(self) -> list[int]:
+        times = self._images.times()
+        return [times[i] for i in self._ids.tolist()] if len(times) == len(self._images) else times
+
+    def cache_key(self) -> str:
+        return hashlib.sha256((self._images.cache_key() + self._ids_hash()).encode()).hexdigest()
+
+    def _ids_hash(self) -> str:
+        return hashlib.sha256(self._ids.numpy().tobytes()).hexdigest()
 
 
 def numbered_classes(labels: Tensor | None) -> list[str]:

@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from adasim.data import ImageSet
+from adasim.data import ImageSet, Subset
 from adasim.eval.features import extract
 from adasim.eval.protocols.knn import knn_accuracy
-from adasim.eval.splits import Subset, require_labels
+from adasim.eval.splits import require_labels
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 from adasim.util import seeding

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from adasim.api import evaluate
 from adasim.config import Config
-from adasim.data import leave_out, open_images
-from adasim.eval.splits import Subset, open_split
+from adasim.data import Subset, leave_out, open_images
+from adasim.eval.splits import open_split
 from adasim.methods import build_method
 from adasim.models import Backbone, EvalTransform, load_backbone, pixels, read_weights, start_from
 from adasim.runs.folder import RunFolder

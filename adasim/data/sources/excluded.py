@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Collection
 from copy import copy
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from adasim.data.images import ImageSet, Reduction
+from adasim.data.images import ImageSet, Subset
 from adasim.util.csv import read_csv
 from adasim.util.errors import UserError
 from adasim.util.terminal import printable, spelled
@@ -44,59 +41,6 @@ def read_rejected(path: str | Path) -> set[str]:
     return {row["file"] for row in rows if row.get("verdict") == REJECT}
 
 
-class Excluded(ImageSet):
-    """A data set without some of its images; the others keep their order."""
-
-    def __init__(self, images: ImageSet, kept: Tensor) -> None:
-        self.name, self.place, self.split = images.name, images.place, images.split
-        self.classes = images.classes
-        self.labels = None if images.labels is None else images.labels[kept]
-        self.left_out = _also(images.left_out, f"{len(images) - len(kept):,} rejected by verdict")
-        self._images, self._kept = images, kept
-        array = images.as_array()
-        self._array = None if array is None else array[kept]
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def load(self, i: int) -> Tensor:
-        return self._images.load(int(self._kept[i]))
-
-    def load_reduced(self, i: int, reduction: Reduction) -> tuple[Tensor, int]:
-        return self._images.load_reduced(int(self._kept[i]), reduction)
-
-    def where(self, i: int) -> str:
-        return self._images.where(int(self._kept[i]))
-
-    def mask(self, i: int) -> Tensor | None:
-        return self._images.mask(int(self._kept[i]))
-
-    def as_array(self) -> Tensor | None:
-        return self._array
-
-    def content(self, i: int, whole: bool = False) -> str:
-        return self._images.content(int(self._kept[i]), whole)
-
-    def unused(self, also: Collection[str] = ()) -> str:
-        return self._images.unused(also)
-
-    def listing(self) -> list[str]:
-        """The lines of the images that are left; where a line stands for several, all lines and which are left."""
-        lines = self._images.listing()
-        if len(lines) == len(self._images):
-            return [lines[i] for i in self._kept.tolist()]
-        digest = hashlib.sha256(self._kept.numpy().tobytes()).hexdigest()
-        return [*lines, f"kept {len(self)} {digest}"]
-
-    def times(self) -> list[int]:
-        times = self._images.times()
-        return [times[i] for i in self._kept.tolist()] if len(times) == len(self._images) else times
-
-    def cache_key(self) -> str:
-        kept = hashlib.sha256(self._kept.numpy().tobytes()).hexdigest()
-        return hashlib.sha256((self._images.cache_key() + kept).encode()).hexdigest()
-
-
 def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
     """The images without those that a file of verdicts rejects; all of them where no file is named."""
     return without_rejected(images, read_rejected(verdicts)) if verdicts else images
@@ -122,7 +66,9 @@ def without_rejected(images: ImageSet, rejected: set[str]) -> ImageSet:
         return images
     if not len(kept):
         raise UserError(f"The verdicts reject all {len(images):,} images of {images.name}. Keep some.")
-    return Excluded(images, kept)
+    left = Subset(images, kept)
+    left.left_out = _also(images.left_out, f"{len(images) - len(kept):,} rejected by verdict")
+    return left
 
 
 def _also(left_out: str, more: str) -> str:

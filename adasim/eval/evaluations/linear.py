@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from adasim.data import Subset
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.evaluations.base import Evaluation, pick_mode, with_changes
 from adasim.eval.extractor import Extractor, SplitFeatures
@@ -21,7 +22,7 @@ from adasim.eval.protocols.linear import (
     linear_protocol,
 )
 from adasim.eval.report import Report
-from adasim.eval.splits import Split, Subset
+from adasim.eval.splits import Split
 from adasim.models.transforms import EvalTransform
 from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS

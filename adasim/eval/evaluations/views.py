@@ -9,13 +9,12 @@ from rich.table import Table
 from torch import Tensor
 
 from adasim.config import ViewsConfig
-from adasim.data import ImageSet, PairLoader
+from adasim.data import ImageSet, PairLoader, Subset
 from adasim.eval.evaluations.base import Evaluation, with_changes
 from adasim.eval.extractor import Extractor
 from adasim.eval.features import encode, frozen, progress_bar
 from adasim.eval.protocols.unlabelled import near_duplicates, view_retrieval
 from adasim.eval.report import Report
-from adasim.eval.splits import Subset
 from adasim.models.transforms import EvalTransform
 from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
@@ -125,6 +124,7 @@ def _augmentation(transform: EvalTransform) -> ViewsConfig:
         scale=(0.4, 1.0),
         blur=0.0,
         solarize=0.0,
+        reduced_jpeg=False,
         interpolation=transform.interpolation,
         mean=transform.mean,
         std=transform.std,
