@@ -46,7 +46,7 @@ _HOMES = {
     "export": "adasim.tools.export",
     "load_backbone": "adasim.models",
     "load_run": "adasim.run",
-    "plot": "adasim.curves.writing",
+    "plot": "adasim.tools.plot",
     "pretrain": "adasim.api",
     "similar": "adasim.tools.similar",
 }

@@ -22,7 +22,6 @@ FLOORS: list[set[str]] = [
     {"train", "eval"},
     {"api", "run"},
     {"tools"},
-    {"curves"},
     {"explore"},
     {"gallery"},
     {"cli"},

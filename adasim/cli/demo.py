@@ -57,7 +57,6 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     """Pretrain a small ResNet on generated images with AdaSim pairs, then compare its k-NN accuracy with that of raw
     pixels and of the untrained encoder. `adasim demo --help` explains the arguments."""
     from adasim.api import pretrain
-    from adasim.curves.writing import plot
     from adasim.data import open_images
     from adasim.explore.collection import collect
     from adasim.explore.exploring import explore
@@ -71,6 +70,7 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     from adasim.recipes import for_epochs, get_recipe
     from adasim.run import load_run
     from adasim.tools.before_after import show as show_gain
+    from adasim.tools.plot import plot
     from adasim.util.files import atomic_write
 
     out = out or _free_folder(Path("runs"), "demo")

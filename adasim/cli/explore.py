@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from adasim.cli.options import Neighbours, read_options
-from adasim.explore.outputs import check_atlas, check_csv, check_page
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
+from adasim.tools.outputs import check_lists, check_output, check_page
 from adasim.util.errors import UserError
-from adasim.util.files import remedy
+from adasim.util.files import write_errors
 from adasim.util.terminal import console, say
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ def main(arguments: Sequence[str]) -> None:
     if page is not None:
         check_page(page, asked.overwrite)
     if asked.csv is not None:
-        check_csv(asked.csv, TABLES, asked.overwrite)
+        check_lists(asked.csv, TABLES, asked.overwrite)
     if asked.export_atlas is not None:
-        check_atlas(asked.export_atlas, asked.overwrite)
+        if asked.export_atlas.suffix != ".jsonl":
+            raise UserError(f"--export-atlas {asked.export_atlas} must end in .jsonl.")
+        check_output(asked.export_atlas, asked.overwrite, "--export-atlas")
 
     from adasim.explore.exploring import explore
 
@@ -78,13 +80,8 @@ def main(arguments: Sequence[str]) -> None:
     if "wrong-labels" in count:
         say(f"{count['wrong-labels']:,} images whose neighbours carry another label.")
     say(f"{count['surprising']:,} surprising and {count['lonely']:,} lonely images.")
-    try:
+    with write_errors(page or asked.csv, "or choose another place"):
         written = write(asked, page, found, opened.features)
-    except OSError as error:
-        where = error.filename or page or asked.csv
-        raise UserError(
-            f"Cannot write {where}: {error.strerror}. {remedy(error)}, or choose another place."
-        ) from None
     if asked.export_atlas is not None:
         say(f"For Embedding Atlas: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")
     for path in written:

@@ -20,7 +20,7 @@ from adasim.gallery import FORMATS, KINDS
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
 from adasim.tools.outputs import check_output
 from adasim.util.errors import UserError
-from adasim.util.files import atomic_write, remedy
+from adasim.util.files import atomic_write, write_errors
 from adasim.util.terminal import console, say
 
 if TYPE_CHECKING:
@@ -76,12 +76,8 @@ def main(arguments: Sequence[str]) -> None:
     made["csv"] = as_csv(supports, rows)
     made["tex"] = as_latex(supports, rows, f"{picked.title}. {picked.choice}; p_win from {supports.origin}.")
     for kind, path in paths.items():
-        try:
+        with write_errors(path):
             atomic_write(path, made[kind])
-        except OSError as error:
-            raise UserError(
-                f"Cannot write {path}: {error.strerror}. {remedy(error)}, or choose another --out."
-            ) from None
         console().print(Text.assemble("  ", str(path)), soft_wrap=True)
 
 

@@ -10,9 +10,9 @@ from typing import Annotated
 import tyro
 
 from adasim.cli.options import Command, read_options
-from adasim.curves.outputs import outputs
-from adasim.curves.panels import PANELS
 from adasim.runs.checks import require_run
+from adasim.tools.curves import PANELS
+from adasim.tools.outputs import check_figure
 from adasim.util.terminal import say
 
 _OUT = (
@@ -49,9 +49,9 @@ def main(arguments: Sequence[str]) -> None:
     for run in asked.runs:
         require_run(run)
     if asked.out is not None:
-        outputs(asked.runs, asked.out)
+        check_figure(asked.runs, asked.out)
 
-    from adasim.curves.writing import plot  # matplotlib and torch are slow to import
+    from adasim.tools.plot import plot  # matplotlib and torch are slow to import
 
     written = plot(asked.runs, asked.out, curves=asked.curves, say=say)
     say(f"Curves: {', '.join(map(str, written))}")

@@ -324,8 +324,8 @@ def finish(out: Path, *, curves: bool, compare: bool) -> None:
         return
     console = terminal.console()
 
-    from adasim.curves.writing import plot
     from adasim.tools.before_after import show
+    from adasim.tools.plot import plot
 
     drawn = curves and attempt("The curves are not drawn", lambda: plot(out, out / "curves.png"))
     if compare:

@@ -16,6 +16,7 @@ from adasim.options import Flag
 from adasim.tools.outputs import check_output
 from adasim.util import terminal
 from adasim.util.errors import UserError
+from adasim.util.files import write_errors
 
 
 @dataclass(kw_only=True)
@@ -87,12 +88,8 @@ def main(arguments: Sequence[str]) -> None:
         from adasim.tools.sheet import contact_sheet
 
         out = asked.out or _free_name(asked.image)
-        try:
+        with write_errors(out, "name another --out, or use --no-picture"):
             contact_sheet(out, nearest, asked.image.name)
-        except OSError as error:
-            raise UserError(
-                f"{out} cannot be written: {error.strerror or error}. Name another --out, or use --no-picture."
-            ) from None
         terminal.say(f"\nPicture: {out}")
 
 

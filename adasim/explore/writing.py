@@ -22,8 +22,8 @@ from adasim.explore.collection import Collection
 from adasim.explore.findings import Findings, Table
 from adasim.explore.labels import LabelMass
 from adasim.explore.looks import COLUMNS, Looks
-from adasim.explore.outputs import SHEET, sheets_folder
 from adasim.explore.support import Support
+from adasim.tools.outputs import SHEET_NAME, sheets_folder
 from adasim.util.csv import to_csv
 from adasim.util.files import atomic_write, remove_leftovers
 from adasim.util.terminal import printable
@@ -82,7 +82,7 @@ def write_page(page: Path, found: Exploration, *, inline_bytes: int = INLINE_BYT
     remove_leftovers(folder)
     needed = {_sheet_name(number) for number in range(len(sheets) if beside else 0)}
     for path in folder.iterdir() if folder.is_dir() else ():
-        if SHEET.fullmatch(path.name) and path.name not in needed:
+        if SHEET_NAME.fullmatch(path.name) and path.name not in needed:
             path.unlink()
     if not beside and folder.is_dir():
         folder.rmdir()

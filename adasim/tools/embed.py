@@ -12,13 +12,12 @@ from torch import Tensor
 
 from adasim.data import ImageSet, ImagesLike, as_images
 from adasim.data.sources.excluded import file_name
-from adasim.eval.extractor import Extractor, Say, open_extractor
+from adasim.eval.extractor import Say, open_extractor
 from adasim.models import Backbone
 from adasim.options import Options
-from adasim.tools.outputs import check_features_file, listing_beside
+from adasim.tools.outputs import check_features_file
 from adasim.util.csv import to_csv
-from adasim.util.errors import UserError
-from adasim.util.files import atomic_write, remedy
+from adasim.util.files import atomic_write, write_errors
 
 
 @dataclass(frozen=True)
@@ -73,22 +72,24 @@ def embed(
     >>> found = embed("runs/photos", "photos/", "features.npz")          # doctest: +SKIP
     >>> found.features.shape, found.files[0]                              # doctest: +SKIP
     """
-    target = None if out is None else check_features_file(Path(out), overwrite)
+    if out is not None:
+        check_features_file(Path(out), overwrite)
     verdicts = None if exclude is None else Path(exclude)
     options = Options(size=size, device=device, workers=workers, exclude=verdicts, no_cache=not cache)
     extractor = open_extractor(model, options, say=say)
     images = extractor.open_images(source(data), split)
-    found = embedding(extractor, images)
-    if target is not None:
-        _write(target, found, _about(extractor, images))
-    return found
-
-
-def embedding(extractor: Extractor, images: ImageSet) -> Embedding:
-    """Features by one encoder, made or found again; all images that can be read, however many cannot."""
-    found = extractor.features(images, max_unreadable=1.0)
-    files = [file_name(images, i) for i in found.ids.tolist()]
-    return Embedding(found.values, files, found.labels, images.classes, found.unreadable)
+    features = extractor.features(images, max_unreadable=1.0)  # however many cannot be read
+    files = [file_name(images, i) for i in features.ids.tolist()]
+    embedding = Embedding(features.values, files, features.labels, images.classes, features.unreadable)
+    if out is not None:
+        about = {
+            "encoder": extractor.encoder.name,
+            "data": images.name,
+            "split": images.split,
+            "transform": json.dumps(extractor.encoder.transform.to_timm(), sort_keys=True),
+        }
+        _write(Path(out), embedding, about)
+    return embedding
 
 
 def source(data: ImagesLike | Path) -> str | ImageSet:
@@ -96,65 +97,52 @@ def source(data: ImagesLike | Path) -> str | ImageSet:
     return str(data) if isinstance(data, str | Path) else as_images(data)
 
 
-def _about(extractor: Extractor, images: ImageSet) -> dict[str, str]:
-    """What the features are of, and by what."""
-    encoder = extractor.encoder
-    return {
-        "encoder": encoder.name,
-        "data": images.name,
-        "split": images.split,
-        "transform": json.dumps(encoder.transform.to_timm(), sort_keys=True),
-    }
-
-
-def _write(out: Path, found: Embedding, about: dict[str, str]) -> None:
-    writers: dict[str, Any] = {".npz": _write_npz, ".parquet": _write_parquet, ".npy": _write_npy}
-    try:
+def _write(out: Path, embedding: Embedding, about: dict[str, str]) -> None:
+    with write_errors(
+        out, "or choose another --out; features that are kept are written at once the next time"
+    ):
         if out.suffix == ".npy":  # the list first: once the features are there, everything is
-            atomic_write(listing_beside(out), lambda file: _write_listing(file, found))
-        atomic_write(out, lambda file: writers[out.suffix](file, found, about))
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written: {error.strerror or error}. {remedy(error)} or choose another --out; unless "
-            f"--no-cache was given the features are kept, and the same command writes them at once."
-        ) from None
+            atomic_write(out.with_suffix(".csv"), _listing(embedding))
+            atomic_write(out, lambda file: np.save(file, embedding.features.numpy()))
+        else:
+            write = _write_npz if out.suffix == ".npz" else _write_parquet
+            atomic_write(out, lambda file: write(file, embedding, about))
 
 
-def _write_npz(file: BinaryIO, found: Embedding, about: dict[str, str]) -> None:
+def _write_npz(file: BinaryIO, embedding: Embedding, about: dict[str, str]) -> None:
     # Names without a pickle: text of one width.
-    arrays = {"features": found.features.numpy(), "files": np.array(found.files, dtype=np.str_)}
-    if found.labels is not None:
-        arrays |= {"labels": found.labels.numpy(), "classes": np.array(found.classes, dtype=np.str_)}
+    arrays = {"features": embedding.features.numpy(), "files": np.array(embedding.files, dtype=np.str_)}
+    if embedding.labels is not None:
+        arrays |= {"labels": embedding.labels.numpy(), "classes": np.array(embedding.classes, dtype=np.str_)}
     arrays |= {name: np.array(value) for name, value in about.items()}
     np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def _write_npy(file: BinaryIO, found: Embedding, about: dict[str, str]) -> None:
-    np.save(file, found.features.numpy())
-
-
-def _write_parquet(file: BinaryIO, found: Embedding, about: dict[str, str]) -> None:
+def _write_parquet(file: BinaryIO, embedding: Embedding, about: dict[str, str]) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    width = found.features.shape[1]
-    values = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(found.features.numpy().reshape(-1)), width)
-    columns: dict[str, Any] = {"file": [_utf8(name) for name in found.files]}
-    if found.labels is not None:
-        columns["label"] = [_utf8(name) for name in _class_names(found)]
+    width = embedding.features.shape[1]
+    values = pyarrow.FixedSizeListArray.from_arrays(
+        pyarrow.array(embedding.features.numpy().reshape(-1)), width
+    )
+    columns: dict[str, Any] = {"file": [_utf8(name) for name in embedding.files]}
+    if embedding.labels is not None:
+        columns["label"] = [_utf8(name) for name in _class_names(embedding)]
     table = pyarrow.table(columns | {"features": values}).replace_schema_metadata(about)
     pyarrow.parquet.write_table(table, file)
 
 
-def _write_listing(file: BinaryIO, found: Embedding) -> None:
-    labels = [""] * len(found) if found.labels is None else _class_names(found)
-    table = to_csv(("file", "label"), zip(found.files, labels, strict=True))
-    file.write(table.encode("utf-8", "surrogateescape"))
+def _listing(embedding: Embedding) -> bytes:
+    """Which row is which image."""
+    names = [""] * len(embedding) if embedding.labels is None else _class_names(embedding)
+    table = to_csv(("file", "label"), zip(embedding.files, names, strict=True))
+    return table.encode("utf-8", "surrogateescape")
 
 
-def _class_names(found: Embedding) -> list[str]:
-    assert found.labels is not None
-    return [found.classes[label] if label >= 0 else "" for label in found.labels.tolist()]
+def _class_names(embedding: Embedding) -> list[str]:
+    assert embedding.labels is not None
+    return [embedding.classes[label] if label >= 0 else "" for label in embedding.labels.tolist()]
 
 
 def _utf8(name: str) -> str:

@@ -13,7 +13,7 @@ from adasim.tools.card import model_card
 from adasim.tools.formats import FORMATS, Subject, write
 from adasim.tools.outputs import check_export_folder
 from adasim.util.errors import UserError
-from adasim.util.files import remedy, remove, sync, temporary_name
+from adasim.util.files import remove, sync, temporary_name, write_errors
 
 
 def export(
@@ -48,17 +48,14 @@ def export(
     subject = Subject.of(encoder.backbone, encoder.transform)
     temporary = temporary_name(folder)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        sentence = write(subject, to, temporary)
-        (temporary / "README.md").write_text(model_card(encoder, subject, to), encoding="utf-8")
-        for path in (*temporary.iterdir(), temporary):
-            sync(path)
-        _put_in_place(temporary, folder)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write to {folder}: {error.strerror or error}. {remedy(error)}, or choose another --out."
-        ) from None
+        with write_errors(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            sentence = write(subject, to, temporary)
+            (temporary / "README.md").write_text(model_card(encoder, subject, to), encoding="utf-8")
+            for path in (*temporary.iterdir(), temporary):
+                sync(path)
+            _put_in_place(temporary, folder)
     finally:
         remove(temporary)
     if sentence:

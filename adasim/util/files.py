@@ -12,10 +12,12 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from adasim.util.errors import UserError
 
 TEMPORARY = ".adasim-tmp"
 """Suffix of every temporary name: whatever bears it may be deleted when no run is active in that folder."""
@@ -44,9 +46,15 @@ def atomic_write(path: Path, data: bytes | Callable[[BinaryIO], None]) -> None:
     sync(path.parent)
 
 
-def remedy(error: OSError) -> str:
-    """What helps where something could not be written, as the beginning of a sentence."""
-    return "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Make it writable"
+@contextmanager
+def write_errors(where: object, way_out: str = "or choose another --out") -> Iterator[None]:
+    """What cannot be written within becomes one sentence, with what helps."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "Make room" if full else "Make it writable"
+        raise UserError(f"Cannot write {where}: {error.strerror or error}. {remedy}, {way_out}.") from None
 
 
 def temporary_name(path: Path) -> Path:

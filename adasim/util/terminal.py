@@ -43,6 +43,12 @@ def spelled(name: str) -> str:
     return printable(name.replace("\\", "\\\\"))
 
 
+def shortened(name: object, letters: int) -> str:
+    """A printable name of at most so many letters: of a long one the end, which tells more than the beginning."""
+    shown = printable(name)
+    return shown if len(shown) <= letters else "…" + shown[1 - letters :]
+
+
 def _escaped(character: str) -> str:
     number = ord(character)
     if 0xDC80 <= number <= 0xDCFF:  # how Python names a byte that is not UTF-8

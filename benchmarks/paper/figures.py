@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from adasim.curves.drawing import COLOURS
-from adasim.curves.reading import band
+from adasim.tools.curves import band
+from adasim.tools.plot import COLOURS
 
 from .names import METHOD_NAMES, arm_name
 from .results import Lines, Results

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 import adasim
-from adasim.curves.drawing import COLOURS, DPI, INK, MARKERS, draw
-from adasim.curves.grouping import group
-from adasim.curves.panels import PANELS
-from adasim.curves.reading import RunCurves, band
 from adasim.run import load_run
+from adasim.tools.curves import PANELS, RunCurves, band, group
+from adasim.tools.plot import COLOURS, DPI, INK, MARKERS, draw
 
 Make = Callable[..., Path]
 

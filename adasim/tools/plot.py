@@ -1,4 +1,4 @@
-"""The figure: 16:9, for a talk. At 1920 pixels across no letter is smaller than 18 pixels.
+"""`adasim.plot`: from run folders to a figure, 16:9, for a talk. At 1920 pixels across no letter is smaller than 18.
 
 Colour and marker tell runs apart, the kind of line what is measured. The colours are Okabe and Ito's, which people of
 any colour vision tell apart; their yellow, which is lost on white paper, is left out.
@@ -6,14 +6,33 @@ any colour vision tell apart; their yellow, which is lost on white paper, is lef
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from adasim.curves.grouping import Group, Grouped, folder_name, shared_words
-from adasim.curves.panels import Line, Panel
-from adasim.curves.reading import Band, Curve, band
+from adasim.registry import nearest
+from adasim.run import Run, load_run
+from adasim.tools.curves import (
+    PANELS,
+    Band,
+    Curve,
+    Group,
+    Grouped,
+    Line,
+    Panel,
+    RunCurves,
+    band,
+    folder_name,
+    group,
+    shared_words,
+)
+from adasim.tools.outputs import FIGURE_MARK, check_figure
+from adasim.util.errors import UserError
+from adasim.util.files import atomic_write, write_errors
+from adasim.util.terminal import without_font_warnings
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "<", ">", "d")  # one more than colours, so that their pairs repeat late
@@ -23,6 +42,112 @@ INCHES, DPI = (16.0, 9.0), 120  # 1920 x 1080 pixels
 _COLUMNS = (1, 2, 2, 2, 3, 3, 4, 4, 3, 4, 4, 4)  # of one panel, of two, ...
 _FEW = 12  # points that are each marked
 _BAND = "line: mean over random seeds; band: smallest to largest"
+MOST_LINES = 24  # with more, the legend leaves no room for the curves
+
+
+def plot(
+    runs: str | Path | Run | Sequence[str | Path | Run],
+    out: str | Path | None = None,
+    *,
+    curves: Sequence[str] = (),
+    say: Callable[[str], None] = lambda sentence: None,
+) -> list[Path]:
+    """Draw the curves of a run, or of several in one figure; returns the files that were written.
+
+    Runs that differ by their random seed alone become one line, their mean, in a band from the smallest to the
+    largest value. An earlier figure of ours is replaced, any other file is not.
+
+    Args:
+        runs: run folders, finished or not.
+        out: a file (.png, .svg, .pdf), or a folder for curves.png and curves.svg: by default the run's own, and of
+            several runs this one.
+        curves: which panels, by the names that `adasim plot --help` lists, or any metric; all by default.
+        say: takes a sentence about each group of runs, and about those that are left out.
+
+    >>> import adasim
+    >>> adasim.plot("runs/demo")                                          # doctest: +SKIP
+    >>> adasim.plot(["runs/a", "runs/b"], "knn.svg", curves=["knn"])      # doctest: +SKIP
+    """
+    several = [runs] if isinstance(runs, str | Path | Run) else runs
+    if not several:
+        raise UserError("Which runs? Name the folder of one, or of several.")
+    opened = [run if isinstance(run, Run) else load_run(run) for run in several]
+    opened = list({run.path.resolve(): run for run in opened}.values())  # each once
+    files = check_figure([run.path for run in opened], None if out is None else Path(out))
+    read = _with_epochs(opened, say)
+    panels = _panels(curves, read)
+    grouped = group(read)
+    if len(grouped.groups) > MOST_LINES:
+        raise UserError(
+            f"These runs are of {len(grouped.groups)} different settings, and a figure has room for {MOST_LINES}. "
+            f"Name fewer."
+        )
+    figure = draw(grouped, panels, constant=bool(curves))
+    if figure is None:
+        wanted = f" for {', '.join(curves)}" if curves else ""
+        raise UserError(f"There is nothing to draw{wanted}: {_names(read)} logged no such numbers.")
+    for one in grouped.groups:
+        if len(grouped.groups) > 1 or len(one.runs) > 1:
+            say(f"{one.label or 'mean and band'}: {_names(one.runs)}")
+    if grouped.unsaid:
+        say(f"They also differ in {', '.join(grouped.unsaid)}.")
+    for file in files:
+        _write(figure, file)
+        figure.set_layout_engine("none")  # everything has its place now, for the next file too
+    return files
+
+
+def _with_epochs(runs: Sequence[Run], say: Callable[[str], None]) -> list[RunCurves]:
+    """The runs that have finished an epoch."""
+    read = []
+    for run in runs:
+        one = RunCurves(run)
+        if one.epochs:
+            read.append(one)
+        elif len(runs) > 1:
+            say(f"{run.path} has not finished an epoch yet, and is left out.")
+    if not read:
+        which = f"{runs[0].path} has" if len(runs) == 1 else "These runs have"
+        raise UserError(f"{which} not finished an epoch yet: there is nothing to draw. Come back later.")
+    return read
+
+
+def _panels(names: Sequence[str], runs: Sequence[RunCurves]) -> list[Panel]:
+    """The panels of these names; all where none is named."""
+    if not names:
+        return list(PANELS.values())
+    logged = {metric for one in runs for metric in one.metrics()}
+    panels = []
+    for name in names:
+        if name not in PANELS and name not in logged:
+            hint = nearest(name, [*PANELS, *sorted(logged - PANELS.keys())])
+            raise UserError(f"--curves {name}: these runs have logged nothing of that name. {hint}")
+        panels.append(PANELS.get(name) or Panel(name.replace("_", " "), (Line((name,)),)))
+    return panels
+
+
+def _write(figure: Any, file: Path) -> None:
+    """One file, whole or not at all; the same bytes for the same curves."""
+    from matplotlib import rc_context
+
+    kind = file.suffix.lower()[1:]
+    marks: dict[str, dict[str, Any]] = {
+        "png": {"Software": FIGURE_MARK},
+        "svg": {"Creator": FIGURE_MARK, "Date": None},
+        "pdf": {"Creator": FIGURE_MARK, "CreationDate": None},
+    }
+    buffer = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": FIGURE_MARK}), without_font_warnings():
+        figure.savefig(buffer, format=kind, dpi=DPI, metadata=marks[kind])
+    with write_errors(file):
+        atomic_write(file, buffer.getvalue())
+
+
+def _names(runs: Sequence[RunCurves]) -> str:
+    return ", ".join(str(one.run.path) for one in runs)
+
+
+# ---- drawing ----
 
 
 def draw(grouped: Grouped, panels: Sequence[Panel], *, constant: bool = True) -> Any:
@@ -181,10 +306,10 @@ def _head(figure: Any, grouped: Grouped, size: float) -> None:
         figure.suptitle(title, fontsize=size, parse_math=False)
         return
     handles = []
-    for place, group in enumerate(groups):
-        count = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+    for place, one in enumerate(groups):
+        count = f" ({len(one.runs)} seeds)" if len(one.runs) > 1 else ""
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-        handles.append(Line2D([], [], label=group.label + count, color=colour, marker=marker))
+        handles.append(Line2D([], [], label=one.label + count, color=colour, marker=marker))
     letters = max(len(str(handle.get_label())) for handle in handles)
     columns = max(1, min(len(handles), 130 // (letters + 6)))
     legend = figure.legend(
@@ -217,11 +342,10 @@ def _grid(panels: int) -> tuple[int, int]:
 
 
 _LOOK: dict[Any, Any] = {
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "axes.facecolor": "white",
+    **dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), "white"),
+    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
     "axes.edgecolor": "#777777",
-    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -229,10 +353,6 @@ _LOOK: dict[Any, Any] = {
     "axes.formatter.useoffset": False,
     "grid.color": QUIET,
     "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
     "lines.linewidth": 2.4,
     "lines.markersize": 7.0,
     "lines.markeredgecolor": "white",
@@ -240,6 +360,5 @@ _LOOK: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 2.4,
     "legend.labelspacing": 0.3,
-    "text.color": INK,
     "font.family": "DejaVu Sans",
 }
