@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 from adasim.api import pretrain
-from adasim.data.synthetic.dataset import SyntheticImages, synthetic
+from adasim.data.synthetic import SyntheticImages, synthetic
 from adasim.explore.collection import collect
 from adasim.explore.duplicates import Group
 from adasim.explore.exploring import explore

@@ -33,7 +33,7 @@ from torchvision.transforms import v2
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, FolderImages
 from adasim.data.loading.cutting import TASK, Cutter, Task
-from adasim.data.views.parameters import ViewSettings
+from adasim.data.views import ViewSettings
 from adasim.registry import METHODS
 
 BATCH, SIZE = 256, 32

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.data import open_images
-from adasim.data.views.batched import BatchedViews
+from adasim.data.augment import BatchedViews
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.features import extract
 from adasim.eval.protocols.linear import linear_probe

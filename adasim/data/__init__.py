@@ -9,6 +9,7 @@
 Nothing here knows of neighbours or methods.
 """
 
+from adasim.data.augment import BatchedViews
 from adasim.data.images import ArrayImages, ImageSet, Subset, Unreadable
 from adasim.data.loading.loader import Batch, PairLoader
 from adasim.data.loading.workers import worker_count
@@ -19,8 +20,7 @@ from adasim.data.sources.handed import ImagesLike, as_images
 from adasim.data.sources.hub import HuggingFaceImages
 from adasim.data.sources.opening import open_images
 from adasim.data.sources.record import check_same_data, record
-from adasim.data.synthetic.dataset import SyntheticImages, synthetic
-from adasim.data.views.batched import BatchedViews
+from adasim.data.synthetic import SyntheticImages, synthetic
 
 __all__ = [
     "ArrayImages",

@@ -21,8 +21,7 @@ from adasim.config import Config, DataConfig, ViewsConfig
 from adasim.data import ArrayImages, FolderImages, ImageSet, PairLoader, worker_count
 from adasim.data.loading import workers
 from adasim.data.loading.cutting import TASK, Cutter, Task
-from adasim.data.views.crops import reduction
-from adasim.data.views.parameters import CropDraws, view_uniforms
+from adasim.data.views import CropDraws, reduction, view_uniforms
 from adasim.util.errors import UserError
 from adasim.util.rgb import _TURNED
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, synthetic
 from adasim.data.loading.reading import read
-from adasim.data.views.crops import crop_image
-from adasim.data.views.parameters import UNIFORMS, CropDraws
+from adasim.data.views import UNIFORMS, CropDraws, crop_image
 from adasim.util import seeding
 from adasim.util.errors import UserError
 

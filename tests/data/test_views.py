@@ -10,9 +10,8 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.config import ViewsConfig
-from adasim.data import BatchedViews
-from adasim.data.views import colours, crops
-from adasim.data.views.parameters import (
+from adasim.data import BatchedViews, augment, views
+from adasim.data.views import (
     UNIFORMS,
     Boxes,
     Changes,
@@ -53,7 +52,7 @@ def test_crops_and_flips_of_a_batch_are_torchvisions(recipe: str, size: int) -> 
     images = smooth(12, 40, 36)
     settings = ViewSettings.of(ViewsConfig(**METHODS[recipe].VIEWS, size=size, scale=(0.1, 1.0)), 1)
     boxes, changes = drawn(settings, len(images), 40, 36)
-    ours = crops.crop_batch(images, settings, boxes, changes.flip)
+    ours = views.crop_batch(images, settings, boxes, changes.flip)
     assert changes.flip.any()
     assert not changes.flip.all()
     for i, image in enumerate(images.float() / 255):
@@ -72,7 +71,7 @@ def test_the_crop_of_one_image_is_torchvisions(recipe: str, channels_last: bool)
         images = images.contiguous(memory_format=torch.channels_last)
     boxes, _ = drawn(settings, 8, 90, 120)
     for i, image in enumerate(images):
-        ours = crops.crop_image(image, settings, tuple(box(boxes, i)))  # type: ignore[arg-type]
+        ours = views.crop_image(image, settings, tuple(box(boxes, i)))  # type: ignore[arg-type]
         mode = InterpolationMode(settings.interpolation)
         theirs = TF.resized_crop(image.contiguous(), *box(boxes, i), [64, 64], mode, antialias=True)
         assert (ours.int() - theirs.int()).abs().max() <= 1
@@ -89,15 +88,15 @@ def test_the_box_of_one_image_is_that_of_the_batch() -> None:
 
 
 def brightness(x: Tensor, f: Tensor) -> None:
-    colours.pull(x, f, 0 * f, 0 * f)
+    augment.pull(x, f, 0 * f, 0 * f)
 
 
 def contrast(x: Tensor, f: Tensor) -> None:
-    colours.pull(x, f, 1 - f, 0 * f)
+    augment.pull(x, f, 1 - f, 0 * f)
 
 
 def saturation(x: Tensor, f: Tensor) -> None:
-    colours.pull(x, f, 0 * f, 1 - f)
+    augment.pull(x, f, 0 * f, 1 - f)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def saturation(x: Tensor, f: Tensor) -> None:
         (brightness, TF.adjust_brightness, [0.6, 0.9, 1.4]),
         (contrast, TF.adjust_contrast, [0.6, 0.9, 1.4]),
         (saturation, TF.adjust_saturation, [0.6, 0.9, 1.4]),
-        (colours.shift_hue, TF.adjust_hue, [-0.5, -0.1, 0.0, 0.03, 0.5]),
+        (augment.shift_hue, TF.adjust_hue, [-0.5, -0.1, 0.0, 0.03, 0.5]),
     ],
 )
 def test_colour_changes_are_torchvisions(images: Tensor, ours, theirs, factors) -> None:
@@ -121,13 +120,13 @@ def test_colour_changes_are_torchvisions(images: Tensor, ours, theirs, factors) 
 
 
 def test_greyscale_is_torchvisions(images: Tensor) -> None:
-    torch.testing.assert_close(colours.grey(images), TF.rgb_to_grayscale(images), atol=1e-6, rtol=0)
+    torch.testing.assert_close(augment.grey(images), TF.rgb_to_grayscale(images), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("size", [36, 96])  # by matrices, and by shifted copies
 def test_the_blur_is_torchvisions(size: int) -> None:
     images, sigmas = smooth(12, size, size).float() / 255, torch.linspace(0.1, 2.0, 12)
-    ours = colours.blur(images, sigmas)
+    ours = augment.blur(images, sigmas)
     for i, sigma in enumerate(sigmas.tolist()):
         theirs = TF.gaussian_blur(images[i], [13, 13], [sigma, sigma])
         torch.testing.assert_close(ours[i], theirs, atol=2e-6, rtol=0)
@@ -139,7 +138,7 @@ def test_only_chosen_images_are_jittered_in_each_images_own_order(channels: int)
     images = smooth(40, 36, 36, channels=channels).float() / 255
     _, changes = drawn(settings, 40, 36, 36)
     changed = images.clone()
-    colours._jitter(changed, changes)
+    augment._jitter(changed, changes)
     functions = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
     assert len({tuple(order) for order in changes.order.tolist()}) > 12
     for i, image in enumerate(images):
@@ -167,7 +166,7 @@ def test_views_are_torchvisions_whether_cropped_in_memory_or_one_by_one(
     settings = batched.settings[view]
     draws = CropDraws.of(settings, seeding.uniform(5, f"view{view}", 2, ids, UNIFORMS))
     cut = [
-        crops.crop_image(image.expand(3, -1, -1), settings, draws.box(i, 40, 32))
+        views.crop_image(image.expand(3, -1, -1), settings, draws.box(i, 40, 32))
         for i, image in enumerate(images)
     ]
     one_by_one = batched.of_crops(torch.stack(cut), view, 5, 2, ids)
@@ -257,7 +256,7 @@ def test_levels_from_128_up_are_inverted() -> None:
     settings = replace(ViewSettings.of(ViewsConfig(size=16, color=0, blur=0), 2), solarize_p=1.0)
     changes = draw_changes(settings, torch.zeros(1, UNIFORMS, dtype=torch.float64))
     ramp = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    made = colours.finish(ramp, settings, changes, torch.zeros(1), torch.ones(1), flipped=True)
+    made = augment.finish(ramp, settings, changes, torch.zeros(1), torch.ones(1), flipped=True)
     found = (made[0, 0].flatten() * 255).round().tolist()
     assert found == [level if level < 128 else 255 - level for level in range(256)]
 
@@ -268,7 +267,7 @@ def test_strength_zero_leaves_only_crop_and_flip() -> None:
     images, ids = smooth(30, 32, 32), torch.arange(30)
     uniforms = seeding.uniform(0, "view2", 0, ids, UNIFORMS)
     boxes = CropDraws.of(settings, uniforms).boxes(torch.full((30,), 32), torch.full((30,), 32))
-    expected = crops.crop_batch(images, settings, boxes, draw_changes(settings, uniforms).flip)
+    expected = views.crop_batch(images, settings, boxes, draw_changes(settings, uniforms).flip)
     assert torch.equal(BatchedViews(config)(images, 2, 0, 0, ids), expected)
 
 

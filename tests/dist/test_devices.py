@@ -18,7 +18,7 @@ from pretrainings import Small
 import adasim
 from adasim.api import pretrain
 from adasim.config import ViewsConfig
-from adasim.data.views.batched import BatchedViews
+from adasim.data.augment import BatchedViews
 from adasim.util.errors import UserError
 from adasim.neighbors import NeighborMemory
 from adasim.neighbors.precision import ieee_products

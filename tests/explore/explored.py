@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from adasim.data.synthetic.dataset import synthetic
+from adasim.data.synthetic import synthetic
 from adasim.explore.collection import Collection, open_collection
 from adasim.explore.exploring import explore
 from adasim.explore.opening import Opened

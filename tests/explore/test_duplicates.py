@@ -9,7 +9,7 @@ from explore.test_support import features
 from torch import Tensor
 
 from adasim.data.images import ArrayImages
-from adasim.data.synthetic.dataset import synthetic
+from adasim.data.synthetic import synthetic
 from adasim.explore import looks as looking
 from adasim.explore.duplicates import (
     CANDIDATE,

@@ -12,8 +12,7 @@ from torch import Tensor
 from adasim.config import ViewsConfig
 from adasim.data.images import ImageSet
 from adasim.data.loading.reading import first_readable
-from adasim.data.views.crops import crop_image, crop_reduced, reduction
-from adasim.data.views.parameters import CropDraws, ViewSettings, view_uniforms
+from adasim.data.views import CropDraws, ViewSettings, crop_image, crop_reduced, reduction, view_uniforms
 
 TASK = 16
 """Images in a task: enough to be worth a message, few enough to be small and soon done."""

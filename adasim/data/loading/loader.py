@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from adasim.config import ViewsConfig
+from adasim.data.augment import BatchedViews
 from adasim.data.images import ImageSet
 from adasim.data.loading.crops import CropSource, Cut
 from adasim.data.loading.cutting import Task
 from adasim.data.loading.reading import Quarantine, into_memory, read
-from adasim.data.views.batched import BatchedViews
 from adasim.util import seeding
 from adasim.util.errors import UserError
 

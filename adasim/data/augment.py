@@ -13,8 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim.data.views.parameters import SOLARIZE_FROM, Changes, ViewSettings
-from adasim.dist.devices import image_layout, to_device, without_autocast
+from adasim.config import ViewsConfig
+from adasim.data.views import (
+    SOLARIZE_FROM,
+    Changes,
+    CropDraws,
+    ViewSettings,
+    apply_matrices,
+    crop_batch,
+    draw_changes,
+    view_uniforms,
+)
+from adasim.dist.devices import image_layout, to_device
 
 BLUR_RADIUS = 6  # taps on either side: three standard deviations of the widest blur, 2 pixels
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue in a grey level
@@ -187,10 +197,33 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
     )
 
 
-def apply_matrices(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows @ x @ columns^T for every image and channel, in fp32 also within a forward pass of less."""
-    rows, columns = (to_device(m, x.device, torch.float32) for m in (rows, columns))
-    B, C, H, W = x.shape
-    with without_autocast(x.device):
-        across = torch.bmm(x.reshape(B, C * H, W), columns.transpose(1, 2))  # (B, C*H, S)
-        return torch.matmul(rows[:, None], across.view(B, C, H, -1))
+class BatchedViews:
+    """Makes the views that a `ViewsConfig` describes: a pure function of the pixels and of the view's name, which is
+    (seed, view, epoch, id).
+
+    >>> views, ids = BatchedViews(ViewsConfig(size=32)), torch.arange(5)
+    >>> tuple(views(torch.zeros(5, 3, 48, 64, dtype=torch.uint8), view=1, seed=0, epoch=0, ids=ids).shape)
+    (5, 3, 32, 32)
+    """
+
+    def __init__(self, config: ViewsConfig) -> None:
+        self.count = 2 + config.local_crops
+        self.settings = {view: ViewSettings.of(config, view) for view in range(1, self.count + 1)}
+        self._mean = torch.tensor(config.mean)[:, None, None]
+        self._std = torch.tensor(config.std)[:, None, None]
+
+    def __call__(self, images: Tensor, view: int, seed: int, epoch: int, ids: Tensor) -> Tensor:
+        """View number `view` of images uint8 (B, C, H, W): float32 (B, 3, S, S)."""
+        settings = self.settings[view]
+        B, _, H, W = images.shape
+        uniforms = view_uniforms(seed, view, epoch, ids.cpu())
+        changes = draw_changes(settings, uniforms)
+        boxes = CropDraws.of(settings, uniforms).boxes(torch.full((B,), H), torch.full((B,), W))
+        crops = crop_batch(images, settings, boxes, changes.flip)
+        return finish(crops, settings, changes, self._mean, self._std, flipped=True)
+
+    def of_crops(self, crops: Tensor, view: int, seed: int, epoch: int, ids: Tensor) -> Tensor:
+        """The same from crops uint8 (B, 3, S, S) that are cut already; they are used up."""
+        settings = self.settings[view]
+        changes = draw_changes(settings, view_uniforms(seed, view, epoch, ids.cpu()))
+        return finish(crops, settings, changes, self._mean, self._std)

@@ -1,1 +1,0 @@
-"""Generated images of patterns, for the demo, the desk recipes and the tests."""
