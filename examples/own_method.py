@@ -62,12 +62,6 @@ class Byol(Method):
     def eval_encoder(self) -> Backbone:
         return self.online
 
-    def forward(self, views: list[Tensor], epoch: int) -> Step:
-        encoded = [self.encode(view) for view in views]
-        for view in encoded:
-            self.predict(view)
-        return self.loss(encoded, epoch)
-
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> EncodedView:
         feature = self.target(pixels)  # (B, D), cached by the neighbour memory

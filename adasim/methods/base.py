@@ -1,7 +1,8 @@
 """The contract between a method and the training loop.
 
-A step with both views at hand is one call, `forward`. Where the partner of an image is drawn only after the
-image's own forward pass, the same step comes in parts: `encode` each view, `predict` from each, then `loss`.
+A method writes a step in parts: `encode` each view, `predict` from each, then `loss`. So a partner can be drawn
+between the forward passes of view 1 and view 2 (`--neighbors.timing current`). Where both views are at hand,
+`forward` does all of it in one call. A method may write `forward` alone, and then cannot have partners drawn so late.
 
 A method of your own is one file: a subclass with its `Settings`, registered by name (docs/extending.md).
 """
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from adasim.config import Config, OptimConfig
 from adasim.models import Backbone
+from adasim.registry import PAIRS
 from adasim.util.errors import UserError
 
 
@@ -73,6 +75,11 @@ class Method(nn.Module, ABC):
     @classmethod
     def check(cls, config: Config) -> None:
         """Refuse what this method cannot do, with a `UserError`."""
+        if draws_within_the_step(config) and cls.encode is Method.encode:
+            raise UserError(
+                f"neighbors.timing=current needs a method in parts (encode, predict, loss); {config.method} has a "
+                f"forward alone. Use --neighbors.timing previous."
+            )
         if config.views.local_crops and not cls.takes_local_views:
             raise UserError(
                 f"views.local_crops={config.views.local_crops} needs a method that takes local views; "
@@ -94,25 +101,28 @@ class Method(nn.Module, ABC):
         """D, width of the cached feature."""
         return self.eval_encoder.dim
 
-    @abstractmethod
     def forward(self, views: list[Tensor], epoch: int) -> Step:
         """Loss of a batch: `views` holds the two global views, then any local ones, each (B, C, H, W).
 
         With micro-batches it is called once for each of them before `after_step` (see `continues_step`), and their
         losses are averaged.
         """
+        encoded = [self.encode(view) for view in views[:2]] + [EncodedView(view) for view in views[2:]]
+        for view in encoded:
+            self.predict(view)
+        return self.loss(encoded, epoch)
 
-    @abstractmethod
     def encode(self, pixels: Tensor) -> EncodedView:
-        """First part for one global view: its feature, and what the other view must predict."""
+        """First part, for one global view: its feature, and what the other view must predict."""
+        raise NotImplementedError
 
-    @abstractmethod
     def predict(self, view: EncodedView) -> None:
-        """Second part for one view: fill in `view.output`."""
+        """Second part, for one view: fill in `view.output`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def loss(self, views: list[EncodedView], epoch: int) -> Step:
         """The loss of views with their outputs, in the order of `forward`."""
+        raise NotImplementedError
 
     def before_optimizer(self, epoch: int) -> None:
         """Between backward and the optimiser: drop the gradients of what does not learn yet."""
@@ -127,6 +137,11 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def param_groups(self, optim: OptimConfig) -> list[dict[str, Any]]:
         """Learnable parameters in groups with the keys `decay` and `fixed_lr` for the schedules."""
+
+
+def draws_within_the_step(config: Config) -> bool:
+    """Whether partners are drawn between the forward passes of view 1 and view 2."""
+    return config.neighbors.timing == "current" and PAIRS[config.pairs].draws_from_memory
 
 
 def decay_groups(

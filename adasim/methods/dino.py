@@ -56,9 +56,8 @@ class Dino(Method):
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(False)
         self.register_buffer("center", torch.zeros(1, config.out_dim))
-        self._mean_logits: list[
-            Tensor
-        ] = []  # of each micro-batch; they wait until the step is known to be sound
+        # Of each micro-batch; they wait until the step is known to be sound.
+        self._mean_logits: list[Tensor] = []
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -74,33 +73,31 @@ class Dino(Method):
     def output_width(self) -> int:
         return self.config.out_dim
 
-    def forward(self, views: list[Tensor], epoch: int) -> Step:
-        pair = torch.cat(views[:2])  # one forward pass: batch norm sees both global views together
-        with torch.no_grad():
-            feature = self.teacher.backbone(pair)  # (2B, D)
-            target = self.teacher.head(feature)
-        features = [self.student.backbone(pair)]
-        if len(views) > 2:
-            features.append(self.student.backbone(torch.cat(views[2:])))  # local views share a resolution
-        outputs = self.student.head(torch.cat(features)).chunk(len(views))
-        return self._step(list(target.chunk(2)), list(outputs), feature.chunk(2)[0].float(), epoch)
-
     @torch.no_grad()
-    def encode(self, view: Tensor) -> EncodedView:
-        feature = self.teacher.backbone(view)
-        return EncodedView(view, feature.float(), target=self.teacher.head(feature))
+    def encode(self, pixels: Tensor) -> EncodedView:
+        feature = self.teacher.backbone(pixels)  # (B, D)
+        return EncodedView(pixels, feature.float(), target=self.teacher.head(feature))
 
     def predict(self, view: EncodedView) -> None:
         view.output = self.student.head(self.student.backbone(view.pixels))
 
-    def loss(self, views: list[EncodedView], epoch: int) -> Step:
-        return self._step([v.target for v in views[:2]], [v.output for v in views], views[0].feature, epoch)
+    def forward(self, views: list[Tensor], epoch: int) -> Step:
+        """The parts, with views of one size in one forward pass: batch norm sees both global views together."""
+        pair = self.encode(torch.cat(views[:2]))  # 2B images
+        stacks = [pair.pixels, *([torch.cat(views[2:])] if views[2:] else [])]
+        outputs = self.student.head(torch.cat([self.student.backbone(x) for x in stacks])).chunk(len(views))
+        halves = zip(views[:2], pair.feature.chunk(2), pair.target.chunk(2), strict=True)
+        encoded = [EncodedView(*half) for half in halves] + [EncodedView(view) for view in views[2:]]
+        for view, output in zip(encoded, outputs, strict=True):
+            view.output = output
+        return self.loss(encoded, epoch)
 
-    def _step(self, targets: list[Tensor], outputs: list[Tensor], feature: Tensor, epoch: int) -> Step:
+    def loss(self, views: list[EncodedView], epoch: int) -> Step:
         """Mean of H(teacher view t, student view s) over all t != s: for two views, the symmetric loss."""
+        targets, feature = [view.target for view in views[:2]], views[0].feature
         temperature = teacher_temperature(self.config, epoch)
         teacher = [F.softmax((logits.float() - self.center) / temperature, dim=1) for logits in targets]
-        student = [F.log_softmax(logits.float() / self.config.student_temp, dim=1) for logits in outputs]
+        student = [F.log_softmax(view.output.float() / self.config.student_temp, dim=1) for view in views]
         terms = [
             -(p * log_q).sum(dim=1).mean()
             for t, p in enumerate(teacher)

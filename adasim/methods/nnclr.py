@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim.config import Config, ModelConfig, OptimConfig
+from adasim.config import ModelConfig, OptimConfig
 from adasim.dist.collectives import Exchange, gather_with_gradient
 from adasim.methods.base import EncodedView, Step, decay_groups
-from adasim.methods.siamese import Siamese
+from adasim.methods.simsiam import Siamese
 from adasim.registry import METHODS
 from adasim.settings import NnclrSettings
-from adasim.util.errors import UserError
 
 
 @METHODS.register("nnclr")
@@ -38,15 +37,6 @@ class Nnclr(Siamese):
         self.register_buffer("queue", F.normalize(torch.randn(config.queue_size, config.proj_dim), dim=1))
         self.register_buffer("place", torch.tensor(0))  # of the oldest embedding
         self._next: Tensor | None = None  # embeddings that wait until the step is known to be sound
-
-    @classmethod
-    def check(cls, config: Config) -> None:
-        super().check(config)
-        if config.batch_size < 2:
-            raise UserError(
-                "method=nnclr needs a batch_size of at least 2: the other images are what it tells an image from. "
-                "Raise --batch-size."
-            )
 
     def loss(self, views: list[EncodedView], epoch: int) -> Step:
         """1/2 [InfoNCE(NN(z1), p2) + InfoNCE(NN(z2), p1)], over the images of all ranks."""

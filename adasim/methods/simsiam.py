@@ -7,12 +7,58 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim.config import Config, OptimConfig
-from adasim.methods.base import EncodedView, Step, decay_groups
-from adasim.methods.siamese import Siamese
+from adasim.config import Config, ModelConfig, OptimConfig
+from adasim.methods.base import EncodedView, Method, Step, decay_groups
+from adasim.models import Backbone, Predictor, Projector, build_backbone
 from adasim.registry import METHODS
-from adasim.settings import SimSiamSettings
+from adasim.settings import SIAMESE_VIEWS, SimSiamSettings
 from adasim.util.errors import UserError
+from adasim.util.spread import feature_spread
+
+
+class Siamese(Method):
+    """One network for both views: an encoder, a projector and a predictor. Batch norm sees one view at a time.
+
+    A subclass adds its loss. Its settings have `proj_dim` and `pred_dim`.
+    """
+
+    VIEWS = SIAMESE_VIEWS
+    linear_protocol = "simsiam"
+
+    def __init__(self, model: ModelConfig, config: Any, image_size: int, channels: int = 3) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = build_backbone(model, image_size, channels, student=True)
+        self.projector = Projector(self.encoder.dim, config.proj_dim)
+        self.predictor = Predictor(config.proj_dim, config.pred_dim)
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        if config.batch_size < 2:
+            raise UserError(
+                f"method={config.method} needs a batch_size of at least 2: batch norm has nothing to compare one "
+                f"image with. Raise --batch-size."
+            )
+
+    @property
+    def eval_encoder(self) -> Backbone:
+        return self.encoder
+
+    def encode(self, pixels: Tensor) -> EncodedView:
+        feature = self.encoder(pixels)  # (B, D)
+        return EncodedView(pixels, feature.detach().float(), target=self.projector(feature))
+
+    def predict(self, view: EncodedView) -> None:
+        view.output = self.predictor(view.target)
+
+    def step(self, loss: Tensor, first: EncodedView) -> Step:
+        """What the loop is told of a step whose view 1 is `first`."""
+        diagnostics = {
+            "feature_spread": feature_spread(first.feature),
+            "projection_spread": feature_spread(first.target),
+        }
+        return Step(loss, first.feature, diagnostics)
 
 
 @METHODS.register("simsiam")
@@ -23,15 +69,6 @@ class SimSiam(Siamese):
     """
 
     Settings = SimSiamSettings
-
-    @classmethod
-    def check(cls, config: Config) -> None:
-        super().check(config)
-        if config.batch_size < 2:
-            raise UserError(
-                "method=simsiam needs a batch_size of at least 2: batch norm has nothing to compare one image with. "
-                "Raise --batch-size."
-            )
 
     def loss(self, views: list[EncodedView], epoch: int) -> Step:
         """-1/2 [mean cos(p1, stop-gradient z2) + mean cos(p2, stop-gradient z1)]."""

@@ -1,12 +1,13 @@
 """SimSiam against the formula, its stop-gradient, and what does not move."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
-from adasim.config import Config, ModelConfig, OptimConfig, ViewsConfig
-from adasim.methods import EncodedView, SimSiam, SimSiamSettings, build_method
+from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, ViewsConfig
+from adasim.methods import EncodedView, Method, SimSiam, SimSiamSettings, build_method
 from adasim.recipes import simsiam_resnet50
 from adasim.train.optim import build_optimizer, set_schedules
 from adasim.util.errors import UserError
@@ -68,19 +69,6 @@ def test_each_view_has_a_forward_pass_and_batch_statistics_of_its_own():
     assert method.feature_dim == 128
 
 
-def test_the_step_in_halves_equals_the_whole():
-    method = simsiam().train()
-    twin = copy.deepcopy(method)
-    pair = views()
-    whole = method(pair, epoch=0)
-    seen = [twin.encode(view) for view in pair]
-    for view in seen:
-        twin.predict(view)
-    halves = twin.loss(seen, epoch=0)
-    assert torch.equal(whole.loss, halves.loss)
-    assert torch.equal(whole.feature, halves.feature)
-
-
 def test_spread_of_a_collapsed_projection_is_zero():
     same = torch.ones(4, 5)
     step = simsiam().loss([EncodedView(same, same, same, same)] * 2, epoch=0)
@@ -132,3 +120,14 @@ def test_local_crops_are_refused():
     config = Config(method="simsiam", views=ViewsConfig(local_crops=2))
     with pytest.raises(UserError, match="local_crops=2"):
         build_method(config, 32)
+
+
+def test_a_method_with_a_forward_alone_cannot_draw_partners_within_a_step():
+    class Whole(SimSiam):
+        encode, predict, loss = Method.encode, Method.predict, Method.loss
+
+    config = Config(neighbors=NeighborsConfig(timing="current"))
+    with pytest.raises(UserError, match="--neighbors.timing previous"):
+        Whole.check(config)
+    Whole.check(replace(config, pairs="standard"))
+    SimSiam.check(config)

@@ -31,7 +31,7 @@ from adasim.util.seeding import permutation
 
 pytestmark = pytest.mark.slow
 
-LOSS = "adasim.methods.dino:Dino._step"
+LOSS = "adasim.methods.dino:Dino.loss"
 KILLED = -signal.SIGKILL
 
 
