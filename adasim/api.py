@@ -16,6 +16,7 @@ from adasim.eval.report import Report
 from adasim.models import Backbone, EvalTransform
 from adasim.recipes import get_recipe
 from adasim.runs.folder import RunFolder
+from adasim.train.loop import OnStep
 from adasim.train.pretrain import pretrain as run_pretraining
 from adasim.util.errors import UserError
 
@@ -25,6 +26,7 @@ def pretrain(
     out: str | Path,
     *,
     data: ImagesLike | None = None,
+    on_step: OnStep | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Path:
@@ -36,6 +38,8 @@ def pretrain(
         data: the images, if `config` does not say where they are: a source string (see `DataConfig.source`), an
             `ImageSet`, a tensor of images, or a map-style torch `Dataset` of them (see `adasim.data.as_images`). To
             resume a run that images were handed over to, hand them over again.
+        on_step: called as `on_step(state, batch, loss)` after each training step, on every rank: `state.step` counts
+            them, `batch` has `ids`, `partners` and `views`. It may look at everything and should change nothing.
         resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
             with `config.deterministic` only). Only `epochs` may have grown; a run that has no checkpoint yet begins
             at step 0.
@@ -52,7 +56,13 @@ def pretrain(
     if resume and data is None and not config.data.source:
         data = RunFolder.open(Path(out), lock=False).config.data.source
     return run_pretraining(
-        config, out, data=data, knn=knn_during_training, resume=resume, overwrite=overwrite
+        config,
+        out,
+        data=data,
+        knn=knn_during_training,
+        on_step=on_step,
+        resume=resume,
+        overwrite=overwrite,
     )
 
 

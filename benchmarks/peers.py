@@ -58,6 +58,7 @@ from adasim.runs.folder import RunFolder
 from adasim.train.loop import Training
 from adasim.train.signals import StopRequests
 from adasim.train.state import build_state
+from adasim.train.step import learn
 
 LIGHTLY = "lightly==1.6.0"
 ENVIRONMENT = Path(__file__).parent.parent / "build" / "peers"
@@ -272,7 +273,7 @@ def vit_steps(batch: int, rows: int) -> Contenders:
 
     def ours() -> int:
         step = method([view.contiguous(memory_format=torch.channels_last) for view in views], 1)
-        state.learn(step.loss, config, steps_per_epoch=1000)
+        learn(state, step.loss, config, steps_per_epoch=1000)
         memory.observe(ids, step.feature)
         return batch
 

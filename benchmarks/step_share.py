@@ -23,6 +23,7 @@ from _report import report
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
 from adasim.train.state import build_state
+from adasim.train.step import learn
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def main() -> None:
         views = [torch.randn(batch, 3, 224, 224, generator=generator) for _ in range(2)]
         start = time.perf_counter()
         result = method([view.contiguous(memory_format=torch.channels_last) for view in views], 1)
-        state.learn(result.loss, config, steps_per_epoch=1000)
+        learn(state, result.loss, config, steps_per_epoch=1000)
         return time.perf_counter() - start
 
     def observe() -> float:

@@ -116,6 +116,7 @@ def prepared(images: int) -> Iterator[Callable[[], Any]]:
     from adasim.neighbors import NeighborMemory
     from adasim.recipes import get_recipe
     from adasim.train.state import build_state
+    from adasim.train.step import learn
 
     def training(recipe: str, batch: int) -> Callable[[], None]:
         config = get_recipe(recipe)
@@ -126,7 +127,7 @@ def prepared(images: int) -> Iterator[Callable[[], Any]]:
         views = [
             torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last) for _ in range(2)
         ]
-        return lambda: state.learn(state.method(views, 1).loss, config, steps_per_epoch=1000)
+        return lambda: learn(state, state.method(views, 1).loss, config, steps_per_epoch=1000)
 
     yield training("desk-resnet", 128)
     yield training("desk-vit", 128)

@@ -8,31 +8,37 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from adasim.config import Config
 from adasim.data import Batch, ImageSet, PairLoader
-from adasim.dist.devices import autocast, image_layout
+from adasim.dist.devices import autocast
 from adasim.dist.processes import ALONE, Distributed
+from adasim.methods import EncodedView, Step
 from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, save_backbone
 from adasim.models.files import backbone_bytes
 from adasim.neighbors import PairPolicy
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder
 from adasim.runs.unreadable import UnreadableList
-from adasim.train.micro import accumulate, out_of_memory_in_words
+from adasim.train.micro import out_of_memory_in_words
 from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, requeue, stopped
 from adasim.train.start import follow
 from adasim.train.state import TrainState, build_policy
-from adasim.train.timing import Forward, build_timing
+from adasim.train.step import forward, in_layout, learn
 from adasim.util import seeding
 from adasim.util.errors import UserError
+
+T = TypeVar("T")
+OnStep = Callable[[TrainState, Batch, float], object]
+"""Called after each training step with the run's state, the batch (ids, partners, views) and its loss."""
 
 
 class NonFiniteLossError(UserError):
@@ -51,13 +57,13 @@ class Training:
         state: TrainState,
         ranks: Distributed = ALONE,
         knn: KnnDuringTraining | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         self.config, self.path, self.images, self.loader, self.state = config, run.path, images, loader, state
-        self.run_folder, self.ranks = run, ranks
+        self.run_folder, self.ranks, self.on_step = run, ranks, on_step
         self.stopping = False  # agreed on by all ranks, as everything is that decides what comes next
         self.steps_per_epoch = loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
-        self.timing = build_timing(state.method, loader, self.policy, state.memory)
         self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks, knn)
         self.unreadable = 0  # images that all ranks know to be so
         self.unreadable_list = UnreadableList(run.path, images)
@@ -80,7 +86,8 @@ class Training:
             if ranks.is_main:
                 self.notes += follow(run, config, checkpoint, loader.steps_per_epoch)
                 self.store.verifier.run = self.report.run_id = run.id
-        self.run_forward = ranks.wrap(state.method)
+        self.ddp = ranks.wrap(state.method)
+        self.waited = 0.0  # seconds that this step has waited for data
         self.saved_step = None if checkpoint is None else state.step
         self.saved_at = time.monotonic()
 
@@ -127,45 +134,74 @@ class Training:
         raise stopped(max(signals))
 
     def train_epoch(self, stop: StopRequests) -> None:
-        """The rest of the current epoch, or as much of it as a request to stop allows."""
-        state, epoch = self.state, self.state.epoch
-        for batch, step, waited in self.steps(epoch):
+        """Algorithm 1: the rest of the current epoch, or as much of it as a request to stop allows.
+
+        With the timing `previous`, as released, all partners are drawn at the epoch's start, from the epochs before
+        it, so that both views are prepared ahead. With `current`, as printed, each is drawn within its step: see
+        `forward_and_draw`.
+        """
+        state, memory, epoch = self.state, self.state.memory, self.state.epoch
+        current = memory is not None and memory.timing == "current"
+        partners = torch.arange(len(self.images)) if current else self.policy.partners(epoch)  # draw
+        batches = self.loader.epoch(epoch, partners, state.step_in_epoch, first_only=current)  # views
+        while (batch := self.wait(lambda: next(batches, None))) is not None:
+            torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
+            if current:
+                with autocast(state.precision, self.ranks.device):
+                    step, batch = self.ddp(partial(self.forward_and_draw, batch, epoch))
+            else:
+                step = forward(state, self.ddp, batch.views)  # forward and loss
             loss, changed, save_due = self.agree(step.loss, batch, stop)
-            finish_observing = self.timing.observe(batch.ids, step.feature)
-            state.learn(step.loss, self.config, self.steps_per_epoch)
-            finish_observing()
+            observing = None
+            if (
+                memory is not None and not current
+            ):  # observe: the features travel during the backward pass, ...
+                observing = memory.observe_async(batch.ids, step.feature)
+            learn(state, step.loss, self.config, self.steps_per_epoch)  # step
+            if observing is not None:
+                observing()  # ... are looked up in the cache, and then written into it
             state.count(loss, changed)
-            self.report.step(epoch, step, loss, waited)
+            self.report.step(epoch, step, loss, self.waited)
+            self.waited = 0.0
+            if self.on_step is not None:
+                self.on_step(state, batch, loss)
             if state.step_in_epoch < self.steps_per_epoch:
                 if self.stopping:
                     return
                 if save_due:
                     self.save()
         self.report.epoch(epoch, step, self.policy, self.loader.quarantined)
-        state.end_epoch()
+        state.end_epoch()  # end of epoch: its lists join the window
         every = self.config.save.every_epochs
         last = state.epoch == self.config.epochs
         if save_due or self.stopping or last or (every and state.epoch % every == 0):
             self.save()
 
-    def steps(self, epoch: int) -> Iterator[Forward]:
-        """Forward passes of the epoch's remaining batches, and the seconds each had to wait for its data."""
-        state = self.state
-        batches = self.timing.batches(epoch, state.step_in_epoch)
-        while True:
-            start = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
-                return
-            waited = time.perf_counter() - start
-            torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
-            views = [view.contiguous(memory_format=image_layout(view.device)) for view in batch.views]
-            if state.part.images < len(batch.ids):
-                yield Forward(batch, accumulate(state, self.run_forward, views, epoch), waited)
-                continue
-            with autocast(state.precision, batch.ids.device):
-                found = self.run_forward(partial(self.timing.forward, batch, views, epoch))
-            yield found._replace(waited=waited + found.waited)
+    def forward_and_draw(self, batch: Batch, epoch: int) -> tuple[Step, Batch]:
+        """A step of Algorithm 1 as printed, up to its loss, and the batch with its partners.
+
+        An image is observed first, and its partner drawn right after that, from a window that includes this epoch.
+        """
+        method, memory = self.state.method, self.state.memory
+        assert memory is not None
+        first = method.encode(in_layout(batch.views[0]))
+        memory.observe(batch.ids, first.feature)  # observe
+        partners = self.policy.partners(epoch, batch.ids.cpu())  # draw
+        pending = self.loader.fetch(epoch, batch.ids, partners)  # view 2, made while the student is busy
+        local = [EncodedView(in_layout(view)) for view in batch.views[1:]]
+        for view in (first, *local):
+            method.predict(view)
+        second = method.encode(in_layout(self.wait(pending.result)))
+        method.predict(second)
+        step = method.loss([first, second, *local], epoch)  # loss
+        return step, batch._replace(partners=partners.to(batch.ids.device))
+
+    def wait(self, data: Callable[[], T]) -> T:
+        """What `data` returns; the seconds that it takes are counted as waiting."""
+        start = time.perf_counter()
+        result = data()
+        self.waited += time.perf_counter() - start
+        return result
 
     def agree(self, loss: Tensor, batch: Batch, stop: StopRequests) -> tuple[float, int, bool]:
         """What the ranks decide together after a forward pass, before anything learns from it.

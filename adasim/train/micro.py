@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import Config
-from adasim.dist.devices import autocast
-from adasim.dist.processes import Distributed, Runner
-from adasim.methods import Step, build_method
+from adasim.dist.processes import Distributed
+from adasim.methods import build_method
 from adasim.registry import PAIRS
 from adasim.train.footprint import Footprint
 from adasim.train.state import TrainState
 from adasim.util.errors import UserError
-from adasim.util.spread import feature_spread
 from adasim.util.units import scaled
 
 ROOM = 1.2  # what a step takes, over what is counted: the largest temporary, workspaces, fragments
@@ -80,36 +77,6 @@ def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tup
         )
     _check_timing(config, share // size)
     return share // size, f"{too_much}: it is done in {share // size} micro-batches of {size}."
-
-
-def accumulate(state: TrainState, run: Runner, views: list[Tensor], epoch: int) -> Step:
-    """Forward and backward pass of each micro-batch, the gradients added up; the step of all of them.
-
-    `views` are of all images of this process's share; torch's generators have been seeded for the step.
-    """
-    part = state.part
-    count = len(views[0]) // part.images
-    seed = torch.initial_seed()
-    state.optimizer.zero_grad(set_to_none=True)
-    steps = []
-    first = part.index // count * count  # of this process's micro-batches, among all processes'
-    for number in range(count):
-        part.index = first + number
-        rows = slice(number * part.images, (number + 1) * part.images)
-        torch.manual_seed(seed)  # of stochastic depth: each micro-batch draws for all, and takes its own
-        with nullcontext() if number == count - 1 else run.no_sync():
-            with autocast(state.precision, views[0].device):
-                step = run(partial(state.method, [view[rows] for view in views], epoch))
-            state.scaler.scale(step.loss / count).backward()
-        state.method.continues_step = number < count - 1
-        steps.append(Step(step.loss.detach(), step.feature, step.diagnostics))
-    feature = torch.cat([step.feature for step in steps])
-    diagnostics = {
-        name: torch.stack([step.diagnostics[name] for step in steps]).mean() for name in steps[0].diagnostics
-    }
-    if "feature_spread" in diagnostics:
-        diagnostics["feature_spread"] = feature_spread(feature)
-    return Step(torch.stack([step.loss for step in steps]).mean(), feature, diagnostics)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from adasim.runs.folder import RunFolder
 from adasim.runs.launch import began_here, restarted
 from adasim.runs.settings import check_same, decisive
 from adasim.runs.trackers import check_installed
-from adasim.train.loop import Training
+from adasim.train.loop import OnStep, Training
 from adasim.train.micro import choose_micro_batches, free_bytes, has_batch_norm
 from adasim.train.report import KnnDuringTraining
 from adasim.train.signals import forgetting_frames
@@ -44,6 +44,7 @@ def pretrain(
     *,
     data: ImagesLike | None = None,
     knn: KnnDuringTraining | None = None,
+    on_step: OnStep | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Path:
@@ -80,7 +81,7 @@ def pretrain(
         owner = ranks.gather("" if run is None else run.owner())[0]
         with ranks.raise_on_all():
             run = RunFolder.join(out, owner) if run is None else run
-        training = Training(config, run, images, loader, state, ranks, knn)
+        training = Training(config, run, images, loader, state, ranks, knn, on_step)
         stack.callback(training.list_unreadable)
         if resume and state.epoch < config.epochs:
             training.notes.append(disk_needed(state, config.save.keep, out, ranks))

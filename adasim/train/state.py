@@ -29,8 +29,8 @@ from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMem
 from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
 from adasim.runs.settings import changed_settings, decisive
+from adasim.schedules import peak_learning_rate
 from adasim.train.footprint import weight_bytes
-from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
 from adasim.util.errors import UserError
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
@@ -65,20 +65,6 @@ class TrainState:
     """How many of this epoch's pairs joined two different images."""
     history: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     """Epoch -> (first image, file name) of its immutable files of top-K lists, one per rank that saved it."""
-
-    def learn(self, loss: Tensor, config: Config, steps_per_epoch: int) -> None:
-        """One step of the optimiser by this loss, and of what moves without a gradient."""
-        set_schedules(self.optimizer, config, self.step, steps_per_epoch)
-        if loss.requires_grad:  # micro-batches have had their backward passes
-            self.optimizer.zero_grad(set_to_none=True)
-            self.scaler.scale(loss).backward()
-        self.method.before_optimizer(self.epoch)
-        if config.optim.clip_grad:
-            self.scaler.unscale_(self.optimizer)
-            clip_per_tensor(self.method.parameters(), config.optim.clip_grad)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.method.after_step(self.step, config.epochs * steps_per_epoch)
 
     def save(self, store: CheckpointStore) -> None:
         """Write a checkpoint: rank 0 what all share, each rank its rows of the memory.
@@ -277,6 +263,44 @@ def build_state(
         precision=precision,
         part=part,
     )
+
+
+def build_optimizer(method: Method, config: Config) -> torch.optim.Optimizer:
+    """AdamW (betas 0.9, 0.999; eps 1e-8), or SGD with momentum 0.9, over the method's parameter groups."""
+    optim, lr = config.optim, peak_learning_rate(config)
+    groups = method.param_groups(optim)
+    if optim.encoder_lr < 1 or optim.head_epochs:
+        groups = _encoder_apart(groups, method)
+    # On a CPU one pass over the weights instead of ten; elsewhere torch knows what is fastest.
+    fused = all(p.device.type == "cpu" for group in groups for p in group["params"]) or None
+    if optim.name == "adamw":
+        return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=1e-8, fused=fused)
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, fused=fused)
+    if fused:
+        optimizer.register_step_pre_hook(_begin_momentum)
+    return optimizer
+
+
+def _encoder_apart(groups: list[dict[str, Any]], method: Method) -> list[dict[str, Any]]:
+    """The same groups, the encoder's weights in groups of their own."""
+    encoder = {id(p) for part in method.modules() if isinstance(part, Backbone) for p in part.parameters()}
+    split = [
+        {**group, "params": [p for p in group["params"] if (id(p) in encoder) is own], "encoder": own}
+        for group in groups
+        for own in (True, False)
+    ]
+    return [group for group in split if group["params"]]
+
+
+def _begin_momentum(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Give weights that learn for the first time, as DINO's last layer after its frozen epochs, a momentum of zero.
+
+    torch's fused SGD takes it for granted that all weights have begun together.
+    """
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if weight.grad is not None and optimizer.state[weight].get("momentum_buffer") is None:
+                optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
 
 
 def build_loader(config: Config, images: ImageSet, ranks: Distributed = ALONE) -> PairLoader:

@@ -10,9 +10,9 @@ import torch
 
 from adasim.config import Config
 from adasim.data import ImageSet
-from adasim.dist.devices import autocast, image_layout
 from adasim.dist.processes import Distributed
 from adasim.train.state import build_loader, build_state
+from adasim.train.step import forward, learn
 
 
 class Speed(NamedTuple):
@@ -37,6 +37,7 @@ def time_steps(
         data=replace(config.data, max_unreadable=1.0),
     )
     state = build_state(config, len(images), ranks)
+    ddp = ranks.wrap(state.method)
     loader = build_loader(config, images, ranks)
     steps, started, busy = 0, 0.0, 0.0
     themselves = torch.arange(len(images))
@@ -44,10 +45,8 @@ def time_steps(
         for epoch in range(1_000_000):
             for batch in loader.epoch(epoch, themselves):
                 ready = time.perf_counter()
-                views = [view.contiguous(memory_format=image_layout(view.device)) for view in batch.views]
-                with autocast(state.precision, ranks.device):
-                    step = state.method(views, 0)
-                state.learn(step.loss, config, loader.steps_per_epoch)
+                step = forward(state, ddp, batch.views)
+                learn(state, step.loss, config, loader.steps_per_epoch)
                 if state.memory is not None:
                     state.memory.observe(batch.ids, step.feature)
                 float(step.loss.detach())  # waits for the device

@@ -18,6 +18,7 @@ import torch
 
 from adasim.neighbors import NeighborMemory
 from adasim.train.state import build_state
+from adasim.train.step import learn
 
 from .cell import RESULTS, append, stamp
 from .settings import IMAGES_PER_CLASS, build
@@ -63,7 +64,7 @@ def measure(batch: int, steps: int) -> tuple[float, float, float]:
         ids = torch.randperm(images, generator=generator)[:batch]
         start = time.perf_counter()
         result = method(views, 1)
-        state.learn(result.loss, config, steps_per_epoch=1000)
+        learn(state, result.loss, config, steps_per_epoch=1000)
         middle = time.perf_counter()
         memory.observe(ids, result.feature)
         return middle - start, time.perf_counter() - middle

@@ -11,7 +11,8 @@ from torch import nn
 from adasim.config import Config, ModelConfig, OptimConfig, ViewsConfig
 from adasim.methods import Dino, DinoSettings, EncodedView, build_method
 from adasim.recipes import get_recipe
-from adasim.train.optim import build_optimizer, set_schedules
+from adasim.train.state import build_optimizer
+from adasim.train.step import set_schedules
 from adasim.util.errors import UserError
 
 SMALL: dict[str, Any] = {"out_dim": 6, "hidden_dim": 16, "bottleneck_dim": 8}

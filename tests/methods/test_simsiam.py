@@ -9,7 +9,8 @@ import torch
 from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, ViewsConfig
 from adasim.methods import EncodedView, Method, SimSiam, SimSiamSettings, build_method
 from adasim.recipes import simsiam_resnet50
-from adasim.train.optim import build_optimizer, set_schedules
+from adasim.train.state import build_optimizer
+from adasim.train.step import set_schedules
 from adasim.util.errors import UserError
 
 
@@ -127,7 +128,7 @@ def test_a_method_with_a_forward_alone_cannot_draw_partners_within_a_step():
         encode, predict, loss = Method.encode, Method.predict, Method.loss
 
     config = Config(neighbors=NeighborsConfig(timing="current"))
-    with pytest.raises(UserError, match="--neighbors.timing previous"):
+    with pytest.raises(UserError, match="timing previous"):
         Whole.check(config)
     Whole.check(replace(config, pairs="standard"))
     SimSiam.check(config)

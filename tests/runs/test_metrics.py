@@ -10,10 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adasim.api import pretrain
-from adasim.data import open_images
+from adasim.data import Batch, open_images
 from adasim.neighbors import NeighborMemory
 from adasim.runs.metrics import TIMES, Pace
-from adasim.train.loop import Training
 from adasim.train.report import neighbour_counts
 from adasim.train.state import TrainState
 
@@ -67,31 +66,25 @@ def test_every_line_has_its_time(small: Small, metrics: Metrics, tmp_path: Path)
 # Neighbours
 
 
-@pytest.fixture
-def epochs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[int, int], Tensor, Tensor]]:
+class Epochs(list[tuple[dict[int, int], Tensor, Tensor]]):
     """Per epoch: every pair that was trained on, and the window's lists (ids, similarities) they were drawn from."""
-    seen: list[tuple[dict[int, int], Tensor, Tensor]] = []
-    pairs: dict[int, int] = {}
-    agree, end_epoch = Training.agree, TrainState.end_epoch
 
-    def recorded(training: Training, loss: Tensor, batch: Any, stop: Any) -> Any:
-        pairs.update(zip(batch.ids.tolist(), batch.partners.tolist(), strict=True))
-        return agree(training, loss, batch, stop)
+    def __init__(self) -> None:
+        self.pairs: dict[int, int] = {}
 
-    def ended(state: TrainState) -> None:
-        assert state.memory is not None
-        ids, similarities = state.memory.history_ids.clone(), state.memory.history_similarities.double()
-        if state.memory.timing == "current":
-            slot = state.memory.epochs % state.memory.window
-            ids[:, slot] = state.memory.current_ids
-            similarities[:, slot] = state.memory.current_similarities.double()
-        seen.append((dict(pairs), ids, similarities))
-        pairs.clear()
-        end_epoch(state)
-
-    monkeypatch.setattr(Training, "agree", recorded)
-    monkeypatch.setattr(TrainState, "end_epoch", ended)
-    return seen
+    def add(self, state: TrainState, batch: Batch, loss: float) -> None:
+        self.pairs |= dict(zip(batch.ids.tolist(), batch.partners.tolist(), strict=True))
+        if state.step_in_epoch < 2:  # of 2 steps
+            return
+        memory = state.memory
+        assert memory is not None
+        ids, similarities = memory.history_ids.clone(), memory.history_similarities.double()
+        if memory.timing == "current":
+            slot = memory.epochs % memory.window
+            ids[:, slot] = memory.current_ids
+            similarities[:, slot] = memory.current_similarities.double()
+        self.append((self.pairs, ids, similarities))
+        self.pairs = {}
 
 
 def second(ids: Tensor, similarities: Tensor, partner: int, k: int) -> int | None:
@@ -117,15 +110,12 @@ def second(ids: Tensor, similarities: Tensor, partner: int, k: int) -> int | Non
     ids=lambda changes: " ".join(map(str, changes.values())) or "adasim",
 )
 def test_partner_and_second_neighbour_are_the_papers(
-    small: Small,
-    metrics: Metrics,
-    epochs: list[tuple[dict[int, int], Tensor, Tensor]],
-    tmp_path: Path,
-    changes: dict[str, Any],
+    small: Small, metrics: Metrics, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """(b): j* as drawn has the image's class; (c): the best of p_win other than j* has."""
     config = small(batch_size=20, **changes)  # 8 images are left over in each epoch
-    pretrain(config, tmp_path / "run")
+    epochs = Epochs()
+    pretrain(config, tmp_path / "run", on_step=epochs.add)
     labels = open_images(config.data.source, size=16).labels
     assert labels is not None
     lines = [line for line in metrics(tmp_path / "run") if "epoch_loss" in line]

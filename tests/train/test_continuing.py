@@ -12,11 +12,12 @@ from torch import nn
 
 from adasim.api import pretrain
 from adasim.config import Config, ModelConfig
+from adasim.data import Batch
 from adasim.models import Backbone, EvalTransform, build_backbone, load_backbone, save_backbone
 from adasim.recipes import for_epochs, from_weights, get_recipe
 from adasim.train.micro import has_batch_norm
-from adasim.train.optim import set_schedules
-from adasim.train.state import build_state
+from adasim.train.state import TrainState, build_state
+from adasim.train.step import learn, set_schedules
 from adasim.util.errors import UserError
 
 RESNET = ModelConfig(name="resnet_tiny", drop_path=0.0)
@@ -73,7 +74,7 @@ def test_the_encoder_waits_until_the_heads_have_learnt(weights: Path, small: Sma
         torch.manual_seed(0)
         for step in range(3 * epochs):
             views = [torch.rand(16, 3, 16, 16) for _ in range(2)]
-            state.learn(state.method(views, step // 3).loss, config, steps_per_epoch=3)
+            learn(state, state.method(views, step // 3).loss, config, steps_per_epoch=3)
             state.count(0.0, 0)
         return {name: value.clone() for name, value in state.method.state_dict().items()}
 
@@ -123,22 +124,13 @@ def test_a_run_from_weights_resumes_to_the_same_bits(
         )
 
     whole = pretrain(config(), tmp_path / "whole")
-    from adasim.train.loop import Training
 
-    steps = 0
-    learn = Training.agree
-
-    def interrupted(self: Training, *arguments: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 8:
+    def interrupted(state: TrainState, batch: Batch, loss: float) -> None:
+        if state.step == 8:
             raise KeyboardInterrupt
-        return learn(self, *arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "agree", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(config(), tmp_path / "stopped")
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(config(), tmp_path / "stopped", on_step=interrupted)
     pretrain(config(), tmp_path / "stopped", resume=True)
     assert digest(tmp_path / "stopped") == digest(whole)
 

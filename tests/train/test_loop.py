@@ -24,7 +24,6 @@ from adasim.neighbors import ConfidentSettings, NeighborMemory, Oracle
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import NonFiniteLossError, Training
-from adasim.train.signals import StopRequests
 from adasim.train.state import TrainState, build_policy, build_state
 from adasim.util.seeding import key, permutation, uniform
 
@@ -39,18 +38,16 @@ class Pairs(NamedTuple):
     partners: Tensor
 
 
+class Recorder(list[Pairs]):
+    """Every step's queries and partners: `pretrain(..., on_step=pairs.add)`."""
+
+    def add(self, state: TrainState, batch: Batch, loss: float) -> None:
+        self.append(Pairs(state.epoch, batch.ids, batch.partners))
+
+
 @pytest.fixture
-def pairs(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
-    """Every step's queries and partners, as the loop knows them after the forward pass."""
-    seen: list[Pairs] = []
-    agree = Training.agree
-
-    def recorded(self: Training, loss: Tensor, batch: Batch, stop: StopRequests) -> tuple[float, int, bool]:
-        seen.append(Pairs(self.state.epoch, batch.ids, batch.partners))
-        return agree(self, loss, batch, stop)
-
-    monkeypatch.setattr(Training, "agree", recorded)
-    return seen
+def pairs() -> Recorder:
+    return Recorder()
 
 
 def newest(out: Path) -> Checkpoint:
@@ -190,11 +187,11 @@ def algorithm_1(config: Config) -> tuple[list[float], list[list[int]], Dino, Ten
 
 @pytest.mark.parametrize("timing", ["previous", "current"])
 def test_the_loop_is_algorithm_1(
-    tmp_path: Path, small: Small, metrics: Metrics, pairs: list[Pairs], timing: str
+    tmp_path: Path, small: Small, metrics: Metrics, pairs: Recorder, timing: str
 ) -> None:
     config = small(epochs=5, neighbors__window=2, neighbors__timing=timing)
     losses, partners, reference, cache = algorithm_1(config)
-    pretrain(config, tmp_path / "run")
+    pretrain(config, tmp_path / "run", on_step=pairs.add)
     assert [step.partners.tolist() for step in pairs] == partners
     different = sum(int((step.ids != step.partners).sum()) for step in pairs)
     assert different > 10  # or the equality above says little
@@ -210,11 +207,11 @@ def test_the_loop_is_algorithm_1(
 
 @pytest.mark.parametrize("method", ["dino", "simsiam"])
 def test_tau_0_trains_bit_identically_to_standard_pairs(
-    tmp_path: Path, small: Small, pairs: list[Pairs], method: str
+    tmp_path: Path, small: Small, pairs: Recorder, method: str
 ) -> None:
     changes = {} if method == "dino" else {"method": "simsiam", "model__name": "resnet_tiny"}
-    pretrain(small(pairs="standard", **changes), tmp_path / "standard")
-    pretrain(small(neighbors__tau=0.0, **changes), tmp_path / "tau 0")
+    pretrain(small(pairs="standard", **changes), tmp_path / "standard", on_step=pairs.add)
+    pretrain(small(neighbors__tau=0.0, **changes), tmp_path / "tau 0", on_step=pairs.add)
     assert all(torch.equal(step.ids, step.partners) for step in pairs)
     one, other = newest(tmp_path / "standard"), newest(tmp_path / "tau 0")
     assert "memory-00000" in other.groups
@@ -229,7 +226,7 @@ def test_tau_0_trains_bit_identically_to_standard_pairs(
 
 
 def test_nearest_pairs_take_the_best_other_image_of_the_epoch_before(
-    tmp_path: Path, small: Small, pairs: list[Pairs], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: Small, pairs: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists: list[list[list[int]]] = []
     end_epoch = NeighborMemory.end_epoch
@@ -239,7 +236,7 @@ def test_nearest_pairs_take_the_best_other_image_of_the_epoch_before(
         end_epoch(self)
 
     monkeypatch.setattr(NeighborMemory, "end_epoch", recorded)
-    pretrain(small(pairs="nearest"), tmp_path / "run")
+    pretrain(small(pairs="nearest"), tmp_path / "run", on_step=pairs.add)
     for epoch, ids, partners in pairs:
         for i, partner in zip(ids.tolist(), partners.tolist(), strict=True):
             expected = i if epoch == 0 else next(j for j in lists[epoch - 1][i] if j != i)
@@ -247,10 +244,10 @@ def test_nearest_pairs_take_the_best_other_image_of_the_epoch_before(
 
 
 def test_oracle_pairs_share_the_class_and_follow_the_schedule(
-    tmp_path: Path, small: Small, pairs: list[Pairs]
+    tmp_path: Path, small: Small, pairs: Recorder
 ) -> None:
     config = small(pairs="oracle", neighbors__oracle_p=0.0)
-    pretrain(config, tmp_path / "run")
+    pretrain(config, tmp_path / "run", on_step=pairs.add)
     labels = open_images(config.data.source, size=16).labels
     assert labels is not None
     policy = Oracle(labels, config.epochs, 0.0, config.seed)
@@ -262,7 +259,7 @@ def test_oracle_pairs_share_the_class_and_follow_the_schedule(
 
 
 def test_view_1_shows_the_query_and_view_2_its_partner(
-    tmp_path: Path, small: Small, pairs: list[Pairs], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: Small, pairs: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each image is one flat grey whose level is its id: what the network was shown can be read off."""
     levels = np.arange(48, dtype=np.uint8)[:, None, None, None] * 5
@@ -284,7 +281,7 @@ def test_view_1_shows_the_query_and_view_2_its_partner(
         return forward(self, views, epoch)
 
     monkeypatch.setattr(Dino, "forward", recorded)
-    pretrain(config, tmp_path / "run")
+    pretrain(config, tmp_path / "run", on_step=pairs.add)
     assert len(shown) == len(pairs) == 12
     for (first, second, *local), (_, ids, partners) in zip(shown, pairs, strict=True):
         assert torch.equal(first, ids)
@@ -387,9 +384,9 @@ def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
 
 
 def test_metrics_hold_each_step_once_and_each_epoch_in_words(
-    tmp_path: Path, small: Small, metrics: Metrics, pairs: list[Pairs], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, small: Small, metrics: Metrics, pairs: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pretrain(small(save__log_every=2), tmp_path / "run")
+    pretrain(small(save__log_every=2), tmp_path / "run", on_step=pairs.add)
     lines = metrics(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8, 10, 12]
     epochs = [line for line in lines if "epoch_loss" in line]

@@ -19,8 +19,9 @@ from adasim.recipes import get_recipe
 from adasim.run import load_run
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.footprint import Footprint
-from adasim.train.micro import accumulate, choose_micro_batches, free_bytes, out_of_memory_in_words
+from adasim.train.micro import choose_micro_batches, free_bytes, out_of_memory_in_words
 from adasim.train.state import build_state
+from adasim.train.step import forward
 from adasim.util.errors import UserError
 
 
@@ -38,16 +39,13 @@ def one_step(
     )
     views = [torch.randn(config.batch_size, 3, size, size)[share] for size in sizes]
     torch.manual_seed(2)  # the step's
-    if micro_batches == 1:
-        step = state.method(views, 0)
-        step.loss.backward()
-    else:
-        step = accumulate(state, run, views, 0)
+    step = forward(state, run, views)
+    step.loss.backward()
     state.method.after_step(0, 100)
     found = {
         "loss": step.loss.detach(),
         "feature": step.feature,
-        "center": state.method.center,
+        "center": state.method.get_buffer("center"),
         **step.diagnostics,
     }
     return found | {name: p.grad for name, p in state.method.named_parameters() if p.grad is not None}

@@ -11,13 +11,9 @@ from adasim.config import Config, OptimConfig
 from adasim.methods import DinoSettings, build_method
 from adasim.methods.dino import teacher_momentum, teacher_temperature
 from adasim.recipes import get_recipe
-from adasim.schedules import (
-    learning_rate,
-    peak_learning_rate,
-    weight_decay,
-)
-from adasim.train.optim import build_optimizer, clip_per_tensor, set_schedules
-from adasim.train.state import build_state
+from adasim.schedules import learning_rate, peak_learning_rate, weight_decay
+from adasim.train.state import build_optimizer, build_state
+from adasim.train.step import clip_per_tensor, learn, set_schedules
 
 
 def dino_config(epochs=20, batch_size=1024, **kwargs):
@@ -193,7 +189,7 @@ def test_a_step_clips_each_gradient_and_a_scaled_loss_changes_nothing(small):
         method: Any = state.method
         parameters = dict(method.student.named_parameters())
         before = {name: p.detach().clone() for name, p in parameters.items()}
-        state.learn(state.method(views, 0).loss, config, 3)
+        learn(state, state.method(views, 0).loss, config, 3)
         moves.append({name: float((p.detach() - before[name]).norm()) for name, p in parameters.items()})
     assert max(moves[0].values()) == pytest.approx(1e-3, rel=0.02)
     assert moves[1] == pytest.approx(moves[0], rel=1e-2, abs=1e-7)

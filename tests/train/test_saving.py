@@ -16,14 +16,14 @@ from helpers import flip, in_one_line
 from pretrainings import STEP, Digest, Runs, Small, kill_at
 
 from adasim.api import pretrain
-from adasim.data import open_images
+from adasim.data import Batch, open_images
 from adasim.dist.processes import ALONE
 from adasim.models import build_backbone, save_backbone
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.tools.forecast import lines
 from adasim.train.loop import Training
 from adasim.train.start import disk_needed
-from adasim.train.state import build_state
+from adasim.train.state import TrainState, build_state
 from adasim.util.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -76,15 +76,11 @@ def test_the_clock_also_counts_at_the_end_of_an_epoch(
     """Ten minutes that pass in the last step of an epoch are noticed there."""
     now = [0.0]
     monkeypatch.setattr("adasim.train.loop.time.monotonic", lambda: now[0])
-    steps = Training.steps
 
-    def slow(self: Training, epoch: int) -> Any:
-        for number, one in enumerate(steps(self, epoch)):
-            now[0] += 601 if (epoch, number) == (1, 2) else 0
-            yield one
+    def slow(state: TrainState, batch: Batch, loss: float) -> None:
+        now[0] += 601 if state.step == 5 else 0
 
-    monkeypatch.setattr(Training, "steps", slow)
-    pretrain(small(epochs=3, save__every_epochs=0), tmp_path / "run")
+    pretrain(small(epochs=3, save__every_epochs=0), tmp_path / "run", on_step=slow)
     assert saves == [6, 9]
 
 
