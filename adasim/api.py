@@ -9,10 +9,8 @@ from typing import Any
 
 from adasim.config import Config
 from adasim.data import ImageSet, ImagesLike, worker_count
-from adasim.eval.evaluations.base import make_evaluation
-from adasim.eval.extractor import open_extractor
-from adasim.eval.online import online_knn
-from adasim.eval.report import Report
+from adasim.eval.evaluation import Report, make_evaluation, open_extractor
+from adasim.eval.knn import online_knn
 from adasim.models import Backbone, EvalTransform
 from adasim.recipes import get_recipe
 from adasim.runs.folder import RunFolder

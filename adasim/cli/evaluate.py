@@ -67,7 +67,7 @@ def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
     """Measure, print what was measured, and keep it."""
     evaluation = parse_evaluation(name, arguments)
 
-    from adasim.eval.extractor import open_extractor
+    from adasim.eval.evaluation import open_extractor
 
     extractor = open_extractor(
         evaluation.model, evaluation, named_size=evaluation.named_size, say=terminal.say
@@ -93,8 +93,7 @@ def show_table(arguments: TableArguments, console: Console) -> None:
     for run in arguments.runs:
         check_file(run, "its spelling")
 
-    from adasim.eval.results import compare
-    from adasim.eval.tables import print_comparison, to_latex, to_markdown
+    from adasim.eval.results import compare, print_comparison, to_latex, to_markdown
 
     aside = terminal.console(stderr=True)  # the table may be on its way into a file
     comparison = compare(list(arguments.runs), lambda sentence: aside.print(sentence, soft_wrap=True))

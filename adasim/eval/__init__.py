@@ -1,26 +1,18 @@
 """Evaluations of frozen features: k-NN, linear, few-shot and linear segmentation, as published.
 
-Three rooms. `protocols` are functions of tensors. Extraction, splits and results stand in this folder: an `Extractor`
-turns the images of a data set into an encoder's features. `evaluations` joins the two under the names of the
-command line; importing this package registers them.
+One file for each evaluation: the published protocol as a function of tensors, then what `adasim eval NAME` does with
+it and reports. Importing this package registers them. `evaluation.py` has what they share: an `Extractor` turns the
+images of a data set into an encoder's features, and a `Report` has the figures.
 """
 
-from adasim.eval.evaluations import Evaluation
-from adasim.eval.extractor import Extractor
+from adasim.eval.evaluation import Evaluation, Extractor, Report
+from adasim.eval.evaluations.views import OwnViews
 from adasim.eval.features import FeatureCache, extract
-from adasim.eval.online import online_knn
-from adasim.eval.protocols.fewshot import FewShotAccuracy, fewshot_accuracy
-from adasim.eval.protocols.knn import KnnAccuracy, knn_accuracy
-from adasim.eval.protocols.linear import LinearResult, linear_probe, linear_probe_stream
-from adasim.eval.protocols.segmentation import (
-    LinearSegmenter,
-    MeanIou,
-    SegmentationResult,
-    linear_segmentation,
-    miou,
-)
-from adasim.eval.report import Report
+from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
+from adasim.eval.knn import KnnAccuracy, knn_accuracy, online_knn
+from adasim.eval.linear import LinearResult, linear_probe, linear_probe_stream
 from adasim.eval.results import Result
+from adasim.eval.segmentation import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
 from adasim.models.transforms import EvalTransform
 from adasim.options import Sources
 
@@ -34,6 +26,7 @@ __all__ = [
     "LinearResult",
     "LinearSegmenter",
     "MeanIou",
+    "OwnViews",
     "Report",
     "Result",
     "SegmentationResult",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -10,9 +10,11 @@ from torch import Tensor
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
 from adasim.eval.features import FeatureKind, encode, frozen
-from adasim.eval.protocols.linear import Batches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""(B, D) features and their (B,) labels, batch after batch."""
 
 
 def augmented_batches(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,13 @@ from adasim.data import ImageSet, Unreadable
 from adasim.data.sources.masks import IGNORE, blank, require_same_size
 from adasim.dist.devices import image_layout
 from adasim.eval.features import frozen, progress_bar, require_finite, require_size
-from adasim.eval.protocols.segmentation import MaskBatches
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 from adasim.util import seeding
 from adasim.util.errors import UserError
 
+MaskBatches = Iterable[tuple[Tensor, Tensor]]
+"""(B, D, h, w) patch features and their (B, H, W) masks, batch after batch."""
 HELD_BYTES = 2 * 1024**3
 """Patch features up to this size are made once and held; larger ones are made anew for every epoch."""
 

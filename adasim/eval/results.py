@@ -1,4 +1,4 @@
-"""What was measured: one line of JSON per result in the run's `results.jsonl`, and tables of several runs."""
+"""What was measured: one line of JSON per result in the run's `results.jsonl`, and tables that compare runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from adasim.data.sources.found import few
 from adasim.runs.settings import versions
 from adasim.util.errors import UserError
+from adasim.util.terminal import printable
 
 RESULTS_FILE = "results.jsonl"
 NAMES = {
@@ -24,6 +29,10 @@ NAMES = {
     "views": "own views",
 }
 """Protocols in the order of a table's columns."""
+_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+)
 
 
 @dataclass(frozen=True)
@@ -60,21 +69,18 @@ def append_result(path: Path, result: Result, device: str) -> None:
     }
     line = json.dumps(record).encode() + b"\n"
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # two evaluations may end at the same time
-            size = os.fstat(handle).st_size
-            if size and os.pread(handle, 1, size - 1) != b"\n":
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # two evaluations may end at the same time
+            size = os.fstat(file.fileno()).st_size
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                 line = b"\n" + line
             try:
-                if os.pwrite(handle, line, size) != len(line):
+                if os.pwrite(file.fileno(), line, size) != len(line):
                     raise OSError("the disk is full")
-                os.fsync(handle)
+                os.fsync(file.fileno())
             except OSError:
-                os.ftruncate(handle, size)
+                os.ftruncate(file.fileno(), size)
                 raise
-        finally:
-            os.close(handle)
     except OSError as error:
         raise UserError(f"The result could not be written to {path}: {error.strerror or error}.") from None
 
@@ -85,7 +91,7 @@ def read_results(path: Path, say: Callable[[str], None] = lambda sentence: None)
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"No results in {path}. Measure it first: adasim eval knn {path}")
-    found, damaged = [], []
+    results, damaged = [], []
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             record = json.loads(line)
@@ -94,11 +100,14 @@ def read_results(path: Path, say: Callable[[str], None] = lambda sentence: None)
         except (ValueError, TypeError, KeyError, RecursionError):
             damaged.append(str(number))
             continue
-        found.append(result)
+        results.append(result)
     if damaged:
         lines = f"lines {few(damaged)} are" if damaged[1:] else f"line {damaged[0]} is"
         say(f"{file}: {lines} left out, as damaged.")
-    return found
+    return results
+
+
+# ---- tables of several runs ----
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,22 @@ class Comparison:
     rows: list[tuple[str, list[tuple[float, float | None] | None]]]
     """A run's name and its cells: the newest value and its difference to the baseline's, or None."""
 
+    def text(self) -> list[list[tuple[str, str, bool]]]:
+        """Of each cell: the value, the difference, and whether the value is the best of several in its column."""
+        columns = [
+            [cell[0] for cell in column if cell] for column in zip(*(c for _, c in self.rows), strict=True)
+        ]
+        best = [max(values) if len(values) > 1 else None for values in columns]
+        return [
+            [
+                ("-", "", False)
+                if cell is None
+                else (f"{cell[0]:.1f}", "" if cell[1] is None else f" ({cell[1]:+.1f})", cell[0] == top)
+                for cell, top in zip(cells, best, strict=True)
+            ]
+            for _, cells in self.rows
+        ]
+
 
 def compare(runs: list[Path], say: Callable[[str], None] = lambda sentence: None) -> Comparison:
     """The newest result of each run in each column; few-shot results over several data sets get an average.
@@ -118,28 +143,28 @@ def compare(runs: list[Path], say: Callable[[str], None] = lambda sentence: None
     """
     if not runs:
         raise UserError("Name the run folders to compare: adasim eval table RUN RUN ...")
-    tables = []
+    tables: list[dict[tuple[str, ...], float]] = []
     for run in runs:
-        newest: dict[tuple[str, ...], float] = {}
-        for result in read_results(run, say):
-            newest[result.column] = float(result.value)
-        if not newest:
+        tables.append({result.column: float(result.value) for result in read_results(run, say)})
+        if not tables[-1]:
             raise UserError(f"No results in {run}. Measure it first: adasim eval knn {run}")
-        tables.append(newest)
-    columns = sorted(
-        {c for table in tables for c in table}, key=lambda c: (column_order(c[0]), c[1], c[2], c[3])
-    )
+    columns = sorted({c for table in tables for c in table}, key=lambda c: (column_order(c[0]), *c[1:]))
     columns = _with_averages(columns, tables)
-    baseline = tables[0]
     rows = []
     for name, table in zip(run_names(runs), tables, strict=True):
         cells: list[tuple[float, float | None] | None] = []
         for column in columns:
-            value, first = table.get(column), baseline.get(column)
-            gap = None if value is None or first is None or table is baseline else value - first
+            value, first = table.get(column), tables[0].get(column)
+            gap = None if value is None or first is None or table is tables[0] else value - first
             cells.append(None if value is None else (value, gap))
         rows.append((name, cells))
-    return Comparison(_headings(columns), rows)
+    # Two data sets of one name but with different images are told apart by their fingerprints.
+    short = [column[:3] for column in columns]
+    headings = [
+        (NAMES.get(c[0], c[0]), c[1], c[2] if short.count(c[:3]) == 1 else f"{c[2]} #{c[3][:6]}")
+        for c in columns
+    ]
+    return Comparison(headings, rows)
 
 
 def _with_averages(
@@ -160,15 +185,6 @@ def _with_averages(
     return listed
 
 
-def _headings(columns: list[tuple[str, ...]]) -> list[tuple[str, str, str]]:
-    """Two data sets of one name but with different images are told apart by their fingerprints."""
-    short = [column[:3] for column in columns]
-    return [
-        (NAMES.get(c[0], c[0]), c[1], c[2] if short.count(c[:3]) == 1 else f"{c[2]} #{c[3][:6]}")
-        for c in columns
-    ]
-
-
 def column_order(protocol: str) -> int:
     """Where the columns of a protocol stand in a table; those of your own come last."""
     return list(NAMES).index(protocol) if protocol in NAMES else len(NAMES)
@@ -184,11 +200,75 @@ def run_names(runs: list[Path]) -> list[str]:
         paths.append(path.with_suffix("") if path.suffix == ".jsonl" else path)
     names = []
     for path in paths:
-        others = {other for other in paths if other != path}
+        others = [other.parts for other in paths if other != path]
         depth = 1
-        while depth < len(path.parts) and any(
-            path.parts[-depth:] == other.parts[-depth:] for other in others
-        ):
+        while depth < len(path.parts) and any(path.parts[-depth:] == other[-depth:] for other in others):
             depth += 1
         names.append("/".join(path.parts[-depth:]))
     return names
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """A row for each run; where that is too wide for the console, a column for each, as many as fit side by side.
+
+    The best value of each protocol is bold; gains over the first run are green, losses red. No number is ever cut.
+    """
+    names = [printable(name) for name, _ in comparison.rows]
+    cells = [[_styled(*cell) for cell in row] for row in comparison.text()]
+    table = Table(box=None, padding=(0, 2))
+    table.add_column("run")
+    for protocol, setting, data in comparison.headings:
+        what = "\n".join(map(printable, (setting, data)))
+        table.add_column(Text.assemble(printable(protocol), "\n", (what, "dim")), justify="right")
+    for name, row in zip(names, cells, strict=True):
+        table.add_row(Text(name), *row)
+    wanted = console.measure(table, options=console.options.update(max_width=10**6)).maximum
+    if wanted <= console.width:
+        console.print(table)
+        return
+    # Names are wrapped, so as to have many runs side by side.
+    width = max(len(cell) for row in cells for cell in row)
+    heads = [Text(", ".join(map(printable, heading))) for heading in comparison.headings]
+    left = console.width - 2 - len(names) * (width + 2)
+    first = min(max(map(len, heads)), max(20, console.width // 3, left))
+    side_by_side = max(1, (console.width - first - 2) // (width + 2))
+    for start in range(0, len(names), side_by_side):
+        if start:
+            console.print()
+        shown = slice(start, start + side_by_side)
+        table = Table(box=None, padding=(0, 1))
+        table.add_column("", width=first, overflow="fold")
+        for name in names[shown]:
+            table.add_column(Text(name), width=width, justify="right", overflow="fold")
+        for head, *row in zip(heads, *cells[shown], strict=True):
+            table.add_row(head, *row)
+        console.print(table)
+
+
+def _styled(value: str, gap: str, best: bool) -> Text:
+    colour = "dim" if gap[3:] == "0.0)" else "green" if "+" in gap else "red"
+    return Text(value, style="bold" if best else "").append(gap, style=colour)
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """A table of pipes; the best value of each column is bold."""
+    heads = [", ".join(heading) for heading in comparison.headings]
+    rows = [["run", *heads], *([name] for name, _ in comparison.rows)]
+    for row, cells in zip(rows[1:], comparison.text(), strict=True):
+        row += [(f"**{value}**" if best else value) + gap for value, gap, best in cells]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---|" + "---:|" * len(heads), *lines[1:]]) + "\n"
+
+
+def to_latex(comparison: Comparison) -> str:
+    """A tabular with booktabs rules; the best value of each column is bold."""
+    columns = "l" + "r" * len(comparison.headings)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    for level in range(3):  # protocol, setting, data
+        heads = [heading[level].translate(_LATEX) for heading in comparison.headings]
+        lines.append(" & ".join(["Run" if level == 0 else "", *heads]) + r" \\")
+    lines.append(r"\midrule")
+    for (name, _), cells in zip(comparison.rows, comparison.text(), strict=True):
+        shown = [(rf"\textbf{{{value}}}" if best else value) + gap for value, gap, best in cells]
+        lines.append(" & ".join([name.translate(_LATEX), *shown]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

@@ -13,8 +13,8 @@ from torch import Tensor
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, describe
 from adasim.dist.devices import pick_device
-from adasim.eval.encoders import open_encoder
-from adasim.eval.extractor import Extractor
+from adasim.eval.encoder import open_encoder
+from adasim.eval.evaluation import Extractor
 from adasim.eval.features import encode, frozen, progress_bar
 from adasim.explore.collection import Collection, collect, open_collection, open_test
 from adasim.explore.given import given_features

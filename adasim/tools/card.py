@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim import __version__
-from adasim.eval.encoders import Encoder
+from adasim.eval.encoder import Encoder
 from adasim.eval.features import weights_hash
 from adasim.eval.results import NAMES, column_order, read_results
 from adasim.eval.splits import data_name

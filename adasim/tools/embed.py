@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adasim.data import ImageSet, ImagesLike, as_images
 from adasim.data.sources.excluded import file_name
-from adasim.eval.extractor import Say, open_extractor
+from adasim.eval.evaluation import Say, open_extractor
 from adasim.models import Backbone
 from adasim.options import Options
 from adasim.tools.outputs import check_features_file

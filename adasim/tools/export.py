@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from adasim.eval.encoders import Encoder, open_encoder
-from adasim.eval.extractor import Say
+from adasim.eval.encoder import Encoder, open_encoder
+from adasim.eval.evaluation import Say
 from adasim.models import PIXELS, Backbone
 from adasim.registry import nearest
 from adasim.tools.card import model_card

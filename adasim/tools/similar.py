@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from adasim.data import ImageSet, ImagesLike, Unreadable
 from adasim.data.sources.decode import decode
 from adasim.data.sources.excluded import file_name
-from adasim.eval.extractor import Extractor, Say, open_extractor
+from adasim.eval.evaluation import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen, require_finite
 from adasim.models import Backbone
 from adasim.neighbors import search

@@ -27,7 +27,7 @@ from adasim.data import FolderImages, open_images, synthetic
 from adasim.data.images import Unreadable
 from adasim.data.sources.masks import open_masked
 from adasim.eval import fewshot_accuracy, knn_accuracy
-from adasim.eval.encoders import open_encoder
+from adasim.eval.encoder import open_encoder
 from adasim.eval.features import extract
 from adasim.eval.splits import hold_out, open_split
 from adasim.models import build_backbone, load_backbone, save_backbone

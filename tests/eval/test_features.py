@@ -25,7 +25,7 @@ from adasim.config import ModelConfig, ViewsConfig
 from adasim.data import ArrayImages, BatchedViews, FolderImages, synthetic
 from adasim.eval.augmented import augmented_batches
 from adasim.eval.features import FeatureCache, batches, default_folder, encode, extract
-from adasim.eval.online import online_knn
+from adasim.eval.knn import online_knn
 from adasim.models import Backbone, build_backbone
 from adasim.models.transforms import EvalTransform
 from adasim.recipes import get_recipe

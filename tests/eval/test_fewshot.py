@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from adasim.eval import fewshot_accuracy
-from adasim.eval.protocols import fewshot
+from adasim.eval import fewshot, fewshot_accuracy
 from adasim.util.errors import UserError
 
 

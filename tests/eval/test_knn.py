@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from adasim.eval import knn_accuracy
-from adasim.eval.protocols import knn
+from adasim.eval import knn, knn_accuracy
 from adasim.util.errors import UserError
 
 

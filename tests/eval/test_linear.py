@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from adasim.eval import LinearResult, linear_probe, linear_probe_stream
-from adasim.eval.protocols.linear import StackedHeads, larc_scale
+from adasim.eval.linear import StackedHeads, larc_scale
 from adasim.util.errors import UserError
 
 CPU = torch.device("cpu")

@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 
 from adasim.cli.main import main
-from adasim.eval.results import Result, append_result, compare, read_results
+from adasim.eval.results import (
+    Result,
+    append_result,
+    compare,
+    print_comparison,
+    read_results,
+    to_latex,
+    to_markdown,
+)
 from adasim.eval.splits import data_name
-from adasim.eval.tables import print_comparison, to_latex, to_markdown
 from adasim.util import terminal
 from adasim.util.errors import UserError
 

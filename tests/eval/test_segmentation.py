@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
-from adasim.eval.protocols import segmentation
+from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou, segmentation
 from adasim.util.errors import UserError
 
 

@@ -20,7 +20,7 @@ from helpers import fill, in_one_line, photos_of_patterns, refusal, small_disk
 import adasim
 from adasim.cli.main import main
 from adasim.data import ArrayImages
-from adasim.eval.encoders import open_encoder
+from adasim.eval.encoder import open_encoder
 from adasim.explore.collection import collect
 from adasim.explore.opening import open_features
 from adasim.explore.writing import as_json, write_page

@@ -12,7 +12,7 @@ import timm
 import torch
 
 from adasim.config import ModelConfig
-from adasim.eval.encoders import open_encoder
+from adasim.eval.encoder import open_encoder
 from adasim.models import (
     BACKBONE_FILE,
     EvalTransform,

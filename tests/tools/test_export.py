@@ -22,7 +22,7 @@ from torch import Tensor
 import adasim
 import adasim.tools.formats
 from adasim.cli.main import main
-from adasim.eval.encoders import Encoder
+from adasim.eval.encoder import Encoder
 from adasim.eval.results import read_results
 from adasim.models import Backbone, load_backbone, read_weights
 from adasim.tools.card import model_card

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, Subset
-from adasim.eval.evaluations.base import Evaluation, with_changes
-from adasim.eval.extractor import Extractor
+from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
 from adasim.eval.features import encode, frozen, progress_bar
 from adasim.eval.protocols.unlabelled import near_duplicates, view_retrieval
-from adasim.eval.report import Report
 from adasim.models.transforms import EvalTransform
 from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS

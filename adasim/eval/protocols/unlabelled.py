@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import normalize
 
-from adasim.eval.protocols.checks import check_features
+from adasim.eval.tensors import check_features
 from adasim.neighbors import search
 
 _BLOCK = 1024  # images compared with all others at a time

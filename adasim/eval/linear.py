@@ -1,4 +1,4 @@
-"""Linear classification of frozen features: one head per learning rate, trained at once as one stacked layer.
+"""`adasim eval linear`: a linear layer on frozen features, for several learning rates at once as one stacked layer.
 
 Two protocols. `dino`: SGD with momentum, no decay (Caron et al., 2021). `simsiam`: the same under LARC
 (Chen and He, 2021; You et al., 2017). Both begin at normal(0, 0.01) weights and zero biases, and take the
@@ -8,30 +8,34 @@ rate from lr * batch_size / 256 to 0 by a cosine that moves once an epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
-from adasim.eval.protocols.checks import (
-    check_batch,
-    check_features,
-    check_labels,
-    check_positive,
-    check_split,
-)
+from adasim.data import Subset
+from adasim.eval.augmented import Batches, augmented_batches
+from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
+from adasim.eval.splits import Split
+from adasim.eval.tensors import check_features, check_labels, check_positive, check_split
+from adasim.options import SWEEP, LinearOptions
+from adasim.registry import EVALUATIONS, METHODS
 from adasim.util import seeding
 from adasim.util.errors import UserError
+from adasim.util.fields import at_least
 
+FALLBACK = "dino"
+"""The protocol of encoders whose method is not known."""
 FURTHER = 3
 """How many rates beyond its edge a sweep may be taken on."""
 
-Batches = Iterable[tuple[Tensor, Tensor]]
-"""(B, D) features and their (B,) labels, batch after batch."""
-
 _LOGITS = 1 << 24  # test logits held at a time
+_SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 makes too few steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,13 @@ LINEAR_PROTOCOLS: dict[str, LinearProtocol] = {
     ),
 }
 """By name. A method says by its `linear_protocol` which of them its encoders are measured by."""
+
+
+def linear_protocol(name: str) -> LinearProtocol:
+    """The protocol of that name, or a sentence."""
+    if name not in LINEAR_PROTOCOLS:
+        raise UserError(f"protocol={name!r} is unknown. Choose {' or '.join(LINEAR_PROTOCOLS)}.")
+    return LINEAR_PROTOCOLS[name]
 
 
 class Score(NamedTuple):
@@ -206,7 +217,7 @@ def linear_probe_stream(
 
     def checked(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for features, labels in epoch_batches(epoch):
-            yield features, check_batch(features, labels, test_features.shape[1], num_classes)
+            yield features, _check_batch(features, labels, test_features.shape[1], num_classes)
 
     return _train(checked, test_features, test_labels, num_classes, rates, epochs, batch_size, protocol, seed)
 
@@ -312,12 +323,155 @@ def _accuracy(
     return tuple(right), tuple(among_five)
 
 
-def linear_protocol(name: str) -> LinearProtocol:
-    """The protocol of that name, or a sentence."""
-    if name not in LINEAR_PROTOCOLS:
-        raise UserError(f"protocol={name!r} is unknown. Choose {' or '.join(LINEAR_PROTOCOLS)}.")
-    return LINEAR_PROTOCOLS[name]
-
-
 def _per_head(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.ndim - 1))
+
+
+def _check_batch(features: Tensor, labels: Tensor, dim: int, num_classes: int) -> Tensor:
+    """One batch of a stream, for a head of `num_classes` over width `dim`; returns the labels as int64."""
+    features = check_features(features, "a training batch")
+    if features.shape[1] != dim:
+        raise UserError(
+            f"A training batch is {features.shape[1]} wide and test_features {dim}. Use one backbone."
+        )
+    labels = check_labels(labels, len(features), "the labels of a training batch")
+    if int(labels.max()) >= num_classes:
+        raise UserError(f"A training batch holds label {int(labels.max())}, but num_classes={num_classes}.")
+    return labels
+
+
+# ---- the evaluation ----
+
+
+@EVALUATIONS.register("linear")
+@dataclass(kw_only=True)
+class Linear(LinearOptions, Evaluation):
+    """Measures what its options, in adasim/options.py, ask for."""
+
+    def run(self, extractor: Extractor) -> Report:
+        if self.batch_size is not None:
+            at_least("batch_size", self.batch_size, 1)
+        quick = pick_mode(self.quick, self.augmented, extractor.small)
+        mode = "quick" if quick else "augmented"
+        protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
+        published = linear_protocol(protocol)
+        split = extractor.open_split(self)
+        usual = published.batch_size
+        if len(split.train_ids) < _SMALL_TRAINING_SET:
+            usual = min(256, len(split.train_ids))
+        batch_size = self.batch_size or usual
+        result = self._probe(extractor, split, protocol, batch_size, quick)
+        epochs, size = len(result.top1), extractor.encoder.transform.size
+        line = extractor.result(
+            "linear",
+            result.best.top1,
+            setting=with_changes(
+                f"{protocol}, {mode}",
+                epochs=(epochs, published.epochs),
+                batch=(batch_size, usual),
+                rates=(tuple(self.rates), SWEEP),
+                size=(size, extractor.encoder.usual_size),
+            ),
+            metrics={
+                "top1_best": result.best.top1,
+                "top5_best": result.best.top5,
+                "best_rate": result.best.rate,
+                "best_epoch": result.best.epoch,
+                "top1_last": result.last.top1,
+                "top5_last": result.last.top5,
+                "last_rate": result.last.rate,
+                "rates": list(result.rates),
+                "top1_best_by_rate": [score.top1 for score in result.best_epochs()],
+                "top1_last_by_rate": [score.top1 for score in result.last_epochs()],
+            },
+            data=split,
+            settings={
+                "protocol": protocol,
+                "mode": mode,
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "size": size,
+            },
+        )
+        title = extractor.title(f"Linear ({protocol}, {mode})", split)
+        return Report(results=(line,), title=title, table=_table(result), sentences=_sentences(result))
+
+    def _probe(
+        self, extractor: Extractor, split: Split, protocol: str, batch_size: int, quick: bool
+    ) -> LinearResult:
+        """A linear layer on cached features (quick) or on freshly augmented images, for all rates at once.
+
+        Where the best rate is at the sweep's edge, the next rates beyond it are trained too, in one go: with an
+        encoder in the loop several rates cost no more than one.
+        """
+        published, transform = linear_protocol(protocol), extractor.encoder.transform
+        transform = transform.bilinear() if published.bilinear else transform
+        features = extractor.split_features(split, transform, published.features)
+        test = (features.test.values, features.test_labels)
+        probe: Callable[..., LinearResult] = partial(
+            linear_probe, features.train.values, features.train_labels, *test
+        )
+        if not quick:
+            batches = augmented_batches(
+                extractor.encoder.backbone,
+                Subset(split.train, features.train.ids),
+                features.train_labels,
+                transform,
+                kind=published.features,
+                batch_size=batch_size,
+                device=extractor.device,
+                workers=extractor.workers,
+                seed=extractor.seed,
+            )
+            probe = partial(linear_probe_stream, batches, *test, num_classes=len(split.train.classes))
+        probe = partial(
+            probe, epochs=self.epochs, batch_size=batch_size, protocol=protocol, seed=extractor.seed
+        )
+        result = probe(rates=self.rates)
+        further = result.further_rates()
+        if further:
+            tried = ", ".join(f"{rate:g}" for rate in further)
+            extractor.say(
+                f"The best rate, {result.best.rate:g}, is at the edge of the sweep, which goes on with {tried}, as "
+                f"far as they are better."
+            )
+            result = result.going_on(probe(rates=further))
+        return result
+
+
+def protocol_of(extractor: Extractor) -> str:
+    """The linear protocol that the method of the encoder's run names."""
+    method = extractor.encoder.method
+    if method is None:
+        return FALLBACK
+    if method not in METHODS:
+        extractor.say(
+            f"The method {method} of this run is not known here, so the linear protocol is that of {FALLBACK}. "
+            f"Load its file with --plugin, or choose with --protocol."
+        )
+        return FALLBACK
+    return str(METHODS[method].linear_protocol)
+
+
+def _table(result: LinearResult) -> Table:
+    table = Table(box=None, padding=(0, 2))
+    for heading in ("rate", "best top-1", "top-5", "epoch", "last top-1", "top-5"):
+        table.add_column(heading, justify="right")
+    for best, last in zip(result.best_epochs(), result.last_epochs(), strict=True):
+        cells = [f"{best.rate:g}", f"{best.top1:.2f}", f"{best.top5:.2f}", str(best.epoch)]
+        style = "bold" if best.rate == result.best.rate else ""
+        table.add_row(*cells, f"{last.top1:.2f}", f"{last.top5:.2f}", style=style)
+    return table
+
+
+def _sentences(result: LinearResult) -> tuple[str | Text, ...]:
+    best, last = result.best, result.last
+    scores = Text.assemble(
+        "Best epoch of the best rate, as published: ",
+        (f"{best.top1:.2f}", "bold"),
+        f" (top-5 {best.top5:.2f})   last epoch: ",
+        (f"{last.top1:.2f}", "bold"),
+        f" (top-5 {last.top5:.2f})   (both chosen on the test images)",
+    )
+    edge = f"The best rate, {best.rate:g}, is still at the sweep's edge: try further --rates."
+    return (scores, edge) if result.further_rates() else (scores,)

@@ -1,8 +1,7 @@
-"""What every evaluation refuses, in one place: one sentence per bad input, with its name and the way out."""
+"""Features and labels as the protocols take them: what cannot be measured is refused here, in one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +37,7 @@ def check_split(train: Any, train_labels: Any, test: Any, test_labels: Any) -> C
     unseen = test_labels[classes[places] != test_labels].unique().tolist()
     if unseen:
         raise UserError(
-            f"test_labels hold {_some(unseen)} that train_labels never show. "
+            f"test_labels hold {some_ids(unseen)} that train_labels never show. "
             f"Leave those images out, or train on a split that has every class."
         )
     return CheckedSets(train, train_labels, test.to(train.device), places, classes)
@@ -52,10 +51,9 @@ def check_features(features: Any, name: str) -> Tensor:
     if not features.is_floating_point():
         raise UserError(f"{name} holds {features.dtype}; give floating-point features.")
     # A row's sum is finite only if every value is; the other way round overflow may deceive, so look again.
-    for row in (
-        (~torch.isfinite(features.sum(dim=1, dtype=_SUM_TYPE.get(features.dtype)))).nonzero()[:, 0].tolist()
-    ):
-        if not torch.isfinite(features[row]).all():
+    sums = features.sum(dim=1, dtype=_SUM_TYPE.get(features.dtype))
+    for row in (~sums.isfinite()).nonzero()[:, 0].tolist():
+        if not features[row].isfinite().all():
             raise UserError(
                 f"{name} has a NaN or infinite value in row {row}. "
                 f"Leave that image out, or extract again in fp32 from a checkpoint that did not diverge."
@@ -83,37 +81,6 @@ def check_labels(labels: Any, count: int, name: str) -> Tensor:
     return labels
 
 
-def check_batch(features: Tensor, labels: Tensor, dim: int, num_classes: int) -> Tensor:
-    """One batch of a stream, for a head of `num_classes` over width `dim`; returns the labels as int64."""
-    features = check_features(features, "a training batch")
-    if features.shape[1] != dim:
-        raise UserError(
-            f"A training batch is {features.shape[1]} wide and test_features {dim}. Use one backbone."
-        )
-    labels = check_labels(labels, len(features), "the labels of a training batch")
-    if int(labels.max()) >= num_classes:
-        raise UserError(f"A training batch holds label {int(labels.max())}, but num_classes={num_classes}.")
-    return labels
-
-
-def check_masks(masks: Tensor, num_classes: int, ignore: int, size: tuple[int, int] | None = None) -> Tensor:
-    """Masks of ids 0..num_classes-1 or `ignore`, and of the images' `size` (height, width) if given."""
-    if masks.is_floating_point() or masks.is_complex() or masks.dtype == torch.bool:
-        raise UserError(f"The masks hold {masks.dtype}; give whole numbers, one id per class.")
-    if size is not None and tuple(masks.shape[-2:]) != tuple(size):
-        raise UserError(
-            f"A mask is {_pixels(masks.shape[-2:])} and its image {_pixels(size)} (height x width). "
-            f"Give each image a mask of its own size."
-        )
-    unknown = masks[((masks < 0) | (masks >= num_classes)) & (masks != ignore)].unique().tolist()
-    if unknown:
-        raise UserError(
-            f"The masks hold {_some(unknown)}; this data set has classes 0 to {num_classes - 1}, "
-            f"and {ignore} for pixels to ignore. Remap the masks or raise num_classes."
-        )
-    return masks
-
-
 def check_positive(**values: float) -> None:
     """Refuse any named value that is not above 0."""
     for name, value in values.items():
@@ -121,16 +88,8 @@ def check_positive(**values: float) -> None:
             raise UserError(f"{name}={value} must be above 0.")
 
 
-def class_name(label: int, names: Sequence[str] | None) -> str:
-    """How a sentence calls a class: by its name where there is one."""
-    return f"'{names[label]}'" if names is not None and label < len(names) else f"class {label}"
-
-
-def _some(values: list[int]) -> str:
+def some_ids(values: list[int]) -> str:
+    """The first few of them, in words."""
     shown = ", ".join(str(value) for value in values[:5])
     more = f" and {len(values) - 5} more" if len(values) > 5 else ""
     return f"id{'s' if len(values) > 1 else ''} {shown}{more}"
-
-
-def _pixels(size: Sequence[int]) -> str:
-    return " x ".join(str(side) for side in size)

@@ -1,31 +1,90 @@
-"""From an encoder and a data set's name to features: what every evaluation begins with."""
+"""What an evaluation is, built in or your own (docs/extending.md): it gets an `Extractor` and returns a `Report`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import torch
+from rich.console import Console, RenderableType
 from rich.text import Text
 from torch import Tensor
 
-from adasim.data import ImageSet, describe
+from adasim.data import ImageSet, as_images, describe
 from adasim.data.sources.found import few
 from adasim.dist.devices import pick_device
-from adasim.eval.encoders import Encoder, open_encoder
+from adasim.eval.encoder import Encoder, open_encoder
 from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Features, weights_hash
 from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
 from adasim.models import Backbone
 from adasim.models.transforms import SMALL, EvalTransform
-from adasim.options import Options, Sources
+from adasim.options import Options, Sources, with_options
+from adasim.registry import EVALUATIONS, nearest
+from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.fields import at_least
 
 Say = Callable[[str], None]
 """Takes a sentence for a person; the command line prints it."""
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """A measurement of a frozen encoder; its fields are its options.
+
+    The docstring is the help of `adasim eval NAME --help`, and those under the fields explain the options.
+    """
+
+    summary: ClassVar[str] = ""
+    """What `adasim eval` says about it in a line; the first line of the docstring by default."""
+    named_size: ClassVar[int | None] = None
+    """Side in pixels of what an encoder sees that is known by a model's name; its own by default."""
+
+    def run(self, extractor: Extractor) -> Report:
+        """Measure `extractor.encoder`. Print nothing: what a person should know goes to `extractor.say`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The outcome of one evaluation. `print(report)` shows what `adasim eval` does."""
+
+    results: tuple[Result, ...]
+    """One for each data set, with all figures; these are what a run's results.jsonl keeps."""
+    title: str | Text
+    table: RenderableType
+    sentences: tuple[str | Text, ...] = ()
+    """What there is to say below the table."""
+    said: tuple[str, ...] = ()
+    """What was said on the way: which images were found, left out or held out."""
+
+    @property
+    def value(self) -> float:
+        """The main figure; where there are several data sets, their mean."""
+        return sum(result.value for result in self.results) / len(self.results)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """All figures of the first result, which is the only one except for few-shot on several data sets."""
+        return self.results[0].metrics
+
+    def show(self, console: Console) -> None:
+        """Title, table and sentences."""
+        console.print(self.title, soft_wrap=True)
+        console.print(self.table)
+        for sentence in self.sentences:
+            console.print(sentence, soft_wrap=True)
+
+    def __str__(self) -> str:
+        console = terminal.console(color_system=None)
+        with console.capture() as shown:
+            for sentence in self.said:
+                console.print(sentence, soft_wrap=True)
+            self.show(console)
+        return shown.get().rstrip("\n")
 
 
 @dataclass
@@ -96,7 +155,7 @@ class Extractor:
             transform: what is done to an image first; the encoder's own by default.
             max_unreadable: the share of unreadable images above which they are refused.
         """
-        found = self._cache.features(
+        features = self._cache.features(
             self.encoder.backbone,
             images,
             transform or self.encoder.transform,
@@ -106,22 +165,21 @@ class Extractor:
             workers=self.workers,
             max_unreadable=max_unreadable,
         )
-        if found.unreadable:
-            some = few(found.unreadable.values())
-            self.say(f"{len(found.unreadable)} images cannot be read and are left out: {some}")
-        return found
+        if features.unreadable:
+            some = few(features.unreadable.values())
+            self.say(f"{len(features.unreadable)} images cannot be read and are left out: {some}")
+        return features
 
     def split_features(
         self, split: Split, transform: EvalTransform | None = None, kind: FeatureKind = "pooled"
     ) -> SplitFeatures:
         """Features of both sides of a split; one pass where both are parts of one data set."""
-        require_labels(split.train), require_labels(split.test)
         whole = self.features(split.train, transform, kind)
         other = whole if split.test is split.train else self.features(split.test, transform, kind)
         train, test = whole.of(split.train_ids), other.of(split.test_ids)
-        assert train.labels is not None
-        assert test.labels is not None
-        return SplitFeatures(train, test, train.labels, match_test_labels(split, test.labels, train.labels))
+        train_labels = require_labels(split.train)[train.ids]
+        test_labels = match_test_labels(split, require_labels(split.test)[test.ids], train_labels)
+        return SplitFeatures(train, test, train_labels, test_labels)
 
     def result(
         self,
@@ -193,3 +251,57 @@ def open_extractor(
         say=say,
         exclude=options.exclude,
     )
+
+
+def make_evaluation(name: str, options: dict[str, Any]) -> Any:
+    """The evaluation `name` with options by their names; it has the fields of `Options` too.
+
+    A single value stands for a tuple of one, and a path for its text. Where the command line takes the name of a data
+    set, images of any make may stand (see `as_images`).
+    """
+    kind = with_options(EVALUATIONS[name])
+    known = [field.name for field in fields(kind)]
+    for option in options:
+        if option not in known:
+            raise UserError(f"The evaluation {name} has no option {option!r}. {nearest(option, known)}")
+    hints = get_type_hints(kind)
+    values = {option: _as_hinted(value, hints[option]) for option, value in options.items()}
+    for option in ("data", "train", "test"):
+        value = values.get(option)
+        if value is not None:
+            values[option] = tuple(map(_images, value)) if isinstance(value, tuple) else _images(value)
+    return kind(**values)
+
+
+def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:
+    """Whether to be quick: as asked, or up to `SMALL` pixels."""
+    if quick and augmented:
+        raise UserError(
+            f"--quick and --augmented exclude each other; quick is the default up to {SMALL} pixels."
+        )
+    return quick or (small and not augmented)
+
+
+def with_changes(setting: str, **values: tuple[Any, Any]) -> str:
+    """A result's setting with what is not as usual, each as (chosen, usual): `dino, quick, epochs=1`."""
+    changes = [f"{name}={_words(chosen)}" for name, (chosen, usual) in values.items() if chosen != usual]
+    return ", ".join([setting, *changes])
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _as_hinted(value: Any, hint: Any) -> Any:
+    allowed = {get_origin(kind) or kind for kind in (hint, *get_args(hint))}
+    if isinstance(value, Path) and Path not in allowed:
+        value = str(value)
+    if tuple in allowed and value is not None:
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
+    return Path(value) if Path in allowed and isinstance(value, str) else value
+
+
+def _images(source: Any) -> str | ImageSet:
+    return source if isinstance(source, str) else as_images(source)

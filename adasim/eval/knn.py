@@ -1,18 +1,31 @@
-"""k-NN classification of frozen features by DINO's weighted vote (Caron et al., 2021)."""
+"""`adasim eval knn`: k-NN classification of frozen features by DINO's weighted vote (Caron et al., 2021)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
 import torch
+from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from adasim.eval.protocols.checks import check_positive, check_split
+from adasim.data import ImageSet, Subset
+from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
+from adasim.eval.features import extract
+from adasim.eval.splits import require_labels
+from adasim.eval.tensors import check_positive, check_split
+from adasim.models import Backbone
+from adasim.models.transforms import EvalTransform
 from adasim.neighbors import QuantizedRows, merge, search
+from adasim.options import KnnOptions
+from adasim.registry import EVALUATIONS
+from adasim.util import seeding
 from adasim.util.errors import UserError
 
+PUBLISHED_K = (10, 20, 100, 200)
 _QUERIES = 16384  # test images searched for at a time
 _ROW_VALUES = 1 << 28  # training values normalised at a time: 1 GB, half of ImageNet at width 384
 _INT8_QUERIES = 2048  # test images from which an int8 copy of the training features pays
@@ -137,3 +150,79 @@ def _ranks(
         ranks.append(((scores > true) | ((scores == true) & smaller)).sum(dim=1))
         done = k
     return ranks
+
+
+def online_knn(
+    backbone: Backbone,
+    images: ImageSet,
+    transform: EvalTransform,
+    *,
+    max_images: int = 5000,
+    k: int = 20,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+    seed: int = 0,
+) -> float:
+    """Top-1 in percent of a fifth of up to `max_images` training images, classified by the other four fifths.
+
+    The images are the same at every call, so the values of a run compare. Nothing of the training state moves:
+    no random number is drawn, and the encoder's modes and running statistics are left as they were. Images without
+    a label are left out, and those of a class that the four fifths lack are not asked about; where none is left, the
+    answer is NaN.
+    """
+    labels = require_labels(images)
+    chosen = seeding.permutation(seed, "online k-NN", 0, len(images))
+    chosen = chosen[labels[chosen] >= 0][:max_images]
+    if not len(chosen):
+        return math.nan
+    unreadable: dict[int, str] = {}
+    features = extract(
+        backbone,
+        Subset(images, chosen),
+        transform,
+        device=device,
+        workers=workers,
+        progress=False,
+        unreadable=unreadable,
+    )
+    usable = features.isfinite().all(dim=1)  # neither unreadable nor diverged
+    features, labels = features[usable], labels[chosen][usable]
+    asked = len(labels) // 5
+    bank, bank_labels = features[asked:], labels[asked:]
+    known = torch.isin(labels[:asked], bank_labels)
+    if not known.any():
+        return math.nan
+    result = knn_accuracy(
+        bank, bank_labels, features[:asked][known], labels[:asked][known], k=min(k, len(bank))
+    )
+    return result.top1
+
+
+@EVALUATIONS.register("knn")
+@dataclass(kw_only=True)
+class Knn(KnnOptions, Evaluation):
+    """Measures what its options, in adasim/options.py, ask for."""
+
+    def run(self, extractor: Extractor) -> Report:
+        split = extractor.open_split(self)
+        found = extractor.split_features(split)
+        ks = self.k
+        if ks is None:  # those that the training set allows
+            ks = tuple(k for k in PUBLISHED_K if k <= len(found.train_labels)) or PUBLISHED_K[:1]
+        scores = knn_accuracy(
+            found.train.values, found.train_labels, found.test.values, found.test_labels, k=ks
+        )
+        table = Table("k", "top-1", "top-5", box=None, padding=(0, 2))
+        for k, score in scores.items():
+            table.add_row(str(k), f"{score.top1:.2f}", f"{score.top5:.2f}", style="bold" if k == 20 else "")
+        main = 20 if 20 in scores else max(scores)
+        encoder = extractor.encoder
+        result = extractor.result(
+            "knn",
+            scores[main].top1,
+            setting=with_changes(f"k={main}", size=(encoder.transform.size, encoder.usual_size)),
+            metrics={f"top{n}_k{k}": score[i] for k, score in scores.items() for i, n in enumerate((1, 5))},
+            data=split,
+            settings={"k": list(scores), "temperature": 0.07, "size": encoder.transform.size},
+        )
+        return Report(results=(result,), title=extractor.title("k-NN", split), table=table)
