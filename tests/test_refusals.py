@@ -46,6 +46,7 @@ REFUSED = {
     "eval table nowhere": "No such file: nowhere",
     "eval knn {run} --kk 5": "There is no option --kk.",
     "eval knn no/where": "No backbone at no/where",
+    "eval knn resnet18": "Which images? resnet18 is no run",
     "eval linear {run} --test nowhere": "No such folder: nowhere. Check --test.",
     "eval fewshot {run} --data {images} nowhere": "No such folder: nowhere. Check --data.",
     "eval segmentation {run} --exclude no.csv": "No such file: no.csv. Check --exclude.",
@@ -60,6 +61,7 @@ REFUSED = {
     "similar {run} {file} --in nowhere": "No such folder: nowhere. Check --in.",
     "similar {run} {file} --in {images} --out {picture}": "is there already",
     "export {run} --to timm --out {images}": "is there already and is not an export alone",
+    "export {run} --to pt2": "is there already and is not an export alone",
     "export no/where --to onnx": "No backbone at no/where",
     "explore nowhere": "nowhere is not the folder of a run",
     "explore --backbone resnet18 --data nowhere": "No such folder: nowhere",
@@ -151,11 +153,13 @@ def run_all(commands: list[list[str]], folder: Path) -> list[tuple[int, str, lis
 
 def test_refusals_and_help_do_not_import_torch(tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("run", "images", "file", "picture.png")}
-    for folder in ("run", "images"):
-        places[folder].mkdir()
+    for folder in ("run", "images", "run-pt2"):
+        (tmp_path / folder).mkdir()
     for file in (
         "run/config.json",
         "run/versions.json",
+        "run/run.json",
+        "run-pt2/mine",
         "images/a.jpg",
         "file",
         "picture.png",

@@ -86,6 +86,11 @@ def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
         value = getattr(asked, option, None)
         for source in value if isinstance(value, tuple) else (value,):
             check_images(source, f"--{option}")
+    named = [getattr(asked, option, None) for option in ("data", "train")]
+    if hasattr(asked, "data") and not any(named) and not (Path(asked.model) / "config.json").is_file():
+        raise UserError(
+            f"Which images? {asked.model} is no run with images of its own: name some with --data."
+        )
     return with_options(EVALUATIONS[name], Encoder)(**vars(asked))
 
 

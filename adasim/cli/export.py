@@ -9,7 +9,7 @@ from typing import Literal
 
 from adasim.cli.options import Command, Model, check_model, read_options
 from adasim.options import Flag
-from adasim.tools.outputs import check_export_folder
+from adasim.tools.outputs import check_export_folder, export_folder
 from adasim.util.terminal import say
 
 
@@ -37,8 +37,9 @@ def main(arguments: Sequence[str]) -> None:
     """`adasim export ...`"""
     asked = read_options(ExportArguments, arguments, "export")
     check_model(asked.model)
-    if asked.out is not None:
-        check_export_folder(asked.out, asked.overwrite)
+    is_run = (Path(asked.model) / "run.json").is_file()
+    if asked.out is not None or is_run:
+        check_export_folder(asked.out or export_folder(Path(asked.model), asked.to), asked.overwrite)
 
     from adasim.tools.export import export
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ class SimilarArguments(Reading):
     no_picture: Flag = False
     """Only the table."""
     overwrite: Flag = False
-    """Replace OUT if it is there."""
+    """Replace the picture if it is there."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -87,15 +88,15 @@ def main(arguments: Sequence[str]) -> None:
     if not asked.no_picture:
         from adasim.tools.sheet import contact_sheet
 
-        out = asked.out or _free_name(asked.image)
+        out = asked.out or _default_name(asked.image, asked.overwrite)
         with write_errors(out, "name another --out, or use --no-picture"):
             contact_sheet(out, nearest, asked.image.name)
         terminal.say(f"\nPicture: {out}")
 
 
-def _free_name(image: Path) -> Path:
-    """A name for the picture that nothing has yet."""
+def _default_name(image: Path, overwrite: bool) -> Path:
+    """A name for the picture, that nothing has yet unless that may be replaced."""
     out, number = Path(f"{image.stem}-similar.png"), 2
-    while out.exists() or out.is_symlink():
+    while not overwrite and os.path.lexists(out):
         out, number = Path(f"{image.stem}-similar-{number}.png"), number + 1
     return out

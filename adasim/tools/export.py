@@ -11,7 +11,7 @@ from adasim.models import PIXELS, Backbone
 from adasim.registry import nearest
 from adasim.tools.card import model_card
 from adasim.tools.formats import FORMATS, Subject, write
-from adasim.tools.outputs import check_export_folder
+from adasim.tools.outputs import check_export_folder, export_folder
 from adasim.util.errors import UserError
 from adasim.util.files import remove, sync, temporary_name, write_errors
 
@@ -66,8 +66,7 @@ def export(
 def default_folder(encoder: Encoder, model: object, to: str) -> Path:
     """Beside the run or the file; in this folder for a model that is known by its name."""
     if encoder.run is not None:
-        run = encoder.run if encoder.run.name not in ("", "..") else encoder.run.resolve()
-        return run.with_name(f"{run.name}-{to}")
+        return export_folder(encoder.run, to)
     beside = Path(model).parent if isinstance(model, str | Path) and Path(model).exists() else Path()
     return beside / f"{encoder.name}-{to}"
 

@@ -66,6 +66,12 @@ def check_features_file(out: Path, overwrite: bool) -> None:
             raise missing("pyarrow", f"--out {out}", "parquet", otherwise) from None
 
 
+def export_folder(run: Path, to: str) -> Path:
+    """Where a run is exported to where nobody says: beside it, as in runs/photos-onnx."""
+    run = run if run.name not in ("", "..") else run.resolve()
+    return run.with_name(f"{run.name}-{to}")
+
+
 def check_export_folder(folder: Path, overwrite: bool) -> None:
     """For `export`: an absent or empty folder, or with `overwrite` an earlier export and nothing else."""
     if not os.path.lexists(folder):

@@ -336,6 +336,8 @@ def test_similar_prints_a_table_draws_a_picture_and_uses_what_embed_kept(
         assert f"{score:.4f}" in said
     main(words)
     assert {"03-similar.png", "03-similar-2.png"} <= set(names(tmp_path))  # nothing is overwritten
+    main([*words, "--overwrite"])
+    assert "03-similar-3.png" not in names(tmp_path)
     with Image.open("03-similar.png") as picture:
         assert picture.format == "PNG"
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24) or []}
