@@ -13,7 +13,7 @@ from adasim.eval.results import RESULTS_FILE, Result, read_results
 from adasim.models import Backbone, load_backbone
 from adasim.neighbors import NeighborMemory
 from adasim.runs.checkpoint import Checkpoint, read_newest
-from adasim.runs.folder import RunFolder
+from adasim.runs.folder import RunFolder, check_source
 from adasim.runs.metrics import read_metrics
 from adasim.train.state import load_memory, memory_options
 
@@ -105,7 +105,7 @@ class Run:
             source: where they are now, if they moved.
         """
         if source is None:
-            self._folder.check_source()
+            check_source(self.path, self.config.data.source)
         images = open_images(source or self.config.data.source, size=self.config.views.size, split=split)
         return leave_out(images, self.config.data.exclude)
 

@@ -29,7 +29,7 @@ from adasim.gallery.picking import named, pick
 from adasim.gallery.tables import COLUMNS, as_csv, as_latex, escape, rows_of
 from adasim.neighbors import NeighborMemory
 from adasim.options import ExploreOptions
-from adasim.runs.overwrite import check_replaceable
+from adasim.runs.access import check_replaceable
 from adasim.util.csv import read_csv
 from adasim.util.errors import UserError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from adasim.cli.options import read_options
-from adasim.runs.checks import check_out
+from adasim.runs.access import check_out
 from adasim.util import terminal
 from adasim.util.cores import OtherProcesses
 from adasim.util.errors import UserError

@@ -21,7 +21,7 @@ import tyro
 
 from adasim.options import Flag
 from adasim.registry import is_path, load_plugin
-from adasim.runs.checks import require_run
+from adasim.runs.access import require_run
 from adasim.util.errors import UserError
 from adasim.util.fields import check_fields, in_words
 

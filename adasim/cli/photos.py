@@ -25,8 +25,7 @@ from adasim.cli.pretrain import (
 )
 from adasim.config import Config, DataConfig
 from adasim.recipes import get_recipe
-from adasim.runs.checks import check_out
-from adasim.runs.launch import began_here, restarted
+from adasim.runs.access import began_here, check_out, restarted
 from adasim.util import terminal
 from adasim.util.errors import UserError
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from adasim.cli.options import Command, read_options
-from adasim.runs.checks import require_run
+from adasim.runs.access import require_run
 from adasim.tools.curves import PANELS
 from adasim.tools.outputs import check_figure
 from adasim.util.terminal import say

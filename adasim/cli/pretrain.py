@@ -17,8 +17,7 @@ from adasim.cli.options import Command, check_file, check_images, check_model, c
 from adasim.config import Config
 from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
-from adasim.runs.checks import check_out, require_run
-from adasim.runs.launch import began_here, restarted
+from adasim.runs.access import began_here, check_out, require_run, restarted
 from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.interrupts import is_first
@@ -190,13 +189,13 @@ def resume(arguments: Sequence[str]) -> None:
     require_run(out)
 
     from adasim.api import pretrain as run
-    from adasim.runs.folder import RunFolder
+    from adasim.runs.folder import RunFolder, check_source
 
     found = RunFolder.open(out, lock=False)
     default = with_settings(ResumeArguments, found.config)(resume=out, config=found.config)
     parsed = parse(default, arguments, "adasim pretrain", None)
     if parsed.config.data.source == found.config.data.source:
-        found.check_source()
+        check_source(out, found.config.data.source)
     run(parsed.config, out, resume=True)
     finish(out, curves=parsed.curves, compare=parsed.compare)
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.data.sources.found import few
-from adasim.runs.settings import versions
+from adasim.runs.folder import versions
 from adasim.util.errors import UserError
 from adasim.util.terminal import printable
 

@@ -5,11 +5,10 @@
                                    manifest.json           last: size and SHA-256 of every file, and `info`
     RUN/history/epoch-000007-1f0c9a52d3e4b687.safetensors  immutable, one per epoch and rank, shared by checkpoints
 
-A checkpoint is written as a temporary folder that takes its name by one rename: a kill at any moment leaves
-the ones before it whole. A second save at the same step (before and after an epoch's end) gets the name
-`step-000000123.1`: a valid checkpoint is never replaced, only superseded. Loading trusts nothing: names are
-plain, files are regular, sizes and hashes agree, headers parse, and the run is this one; else the one before is
-taken. If no checkpoint is whole because a history file that they share is not, the newest is taken without it.
+A checkpoint is written as a temporary folder that takes its name by one rename: a kill at any moment leaves the ones
+before it whole. A second save at the same step (before and after an epoch's end) gets the name `step-000000123.1`: a
+valid checkpoint is never replaced, only superseded. Loading takes the newest that `adasim.runs.manifest` finds whole;
+if none is because a history file that they share is not, the newest is taken without it.
 
 This module knows tensors and JSON, nothing of models. Only the process that holds the run's lock may write, and
 the other ranks of its run, which call every method together with it and fail together with it.
@@ -17,7 +16,6 @@ the other ranks of its run, which call every method together with it and fail to
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -25,15 +23,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.optim import Optimizer
 
 from adasim.dist.processes import ALONE, Distributed
-from adasim.runs.manifest import PLAIN, InvalidCheckpoint, OtherFormat, seal
-from adasim.runs.packing import pack_optimizer as pack_optimizer
-from adasim.runs.packing import unpack_optimizer as unpack_optimizer
-from adasim.runs.verify import EPOCH, STEP, SUFFIX, Checkpoint, Verifier, order
+from adasim.runs.manifest import (
+    EPOCH,
+    STEP,
+    SUFFIX,
+    Checkpoint,
+    FileHashes,
+    InvalidCheckpoint,
+    OtherFormat,
+    OtherRun,
+    order,
+    seal,
+    verify,
+)
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
 
@@ -64,7 +73,8 @@ class CheckpointStore:
         self.keep = keep
         self.warn = warn
         self.ranks = ranks
-        self.verifier = Verifier(Path(folder), run)
+        self.run = run
+        self._hashes = FileHashes()
 
     def save(
         self, step: int, tensors: dict[str, dict[str, Tensor]], info: dict[str, Any], history: list[str]
@@ -80,38 +90,104 @@ class CheckpointStore:
         Raises:
             SaveFailed: nothing was kept of this checkpoint and nothing before it was touched.
         """
-        for group in tensors:
-            if not PLAIN.fullmatch(group):
-                raise ValueError(f"{group!r} cannot be the name of a group of tensors")
-        json.dumps(info)  # a value that JSON cannot hold is a mistake of the caller: raise before any write
         what = f"the checkpoint of step {step}"
         with self._unfinished(step, what) as (folder, final):
             entries = {}
-            with self.saving(what):
+            with self.saving(what):  # every rank writes its own files ...
                 for group, values in tensors.items():
                     _write(folder / f"{group}{SUFFIX}", values)
-                    entries[group] = self.verifier.entry(folder / f"{group}{SUFFIX}")
+                    entries[group] = self._hashes.entry(folder / f"{group}{SUFFIX}")
             shares = self.ranks.gather(entries)
-            with self.saving(what):
+            with self.saving(what):  # ... and the first one the manifest, when all are there
                 if self.ranks.is_main:
                     groups = {group: entry for share in shares for group, entry in share.items()}
                     for group, entry in groups.items():  # the rank that wrote it has just hashed it
-                        self.verifier.know(folder / f"{group}{SUFFIX}", entry["sha256"])
+                        self._hashes.know(folder / f"{group}{SUFFIX}", entry["sha256"])
+                    lists = [{"name": name, **self._hashes.entry(self.history / name)} for name in history]
                     manifest = {
-                        "step": step,
-                        "run": self.verifier.run,
-                        "info": info,
-                        "groups": groups,
-                        "history": [
-                            {"name": name, **self.verifier.entry(self.history / name)} for name in history
-                        ],
-                    }
+                        "step": step, "run": self.run, "info": info, "groups": groups, "history": lists
+                    }  # fmt: skip
                     atomic_write(folder / "manifest.json", seal(manifest))
                     os.rename(folder, final)
                     sync(self.checkpoints)
         if self.ranks.is_main:
             self._retain()
         return final
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, saying which newer ones are not; None if there never was one.
+
+        Without a whole one, the newest that lacks nothing but history files (its `lost`): an absent list is that
+        of an image that was not visited. Rank 0 looks through them, however long that takes, and tells the others.
+
+        Raises:
+            UserError: there are checkpoints and none is usable, or they are another version's. Starting anew
+                would hide the damage.
+        """
+        newest = self.ranks.run_with_heartbeat(self._newest_valid if self.ranks.is_main else None)
+        return self.ranks.gather(newest)[0]
+
+    def _newest_valid(self) -> Checkpoint | None:
+        self._hashes = FileHashes()  # what is about to be trusted is read again
+        problems: list[str] = []
+        incomplete: list[Checkpoint] = []
+        for path in self.newest_first():
+            try:
+                checkpoint = verify(path, self.run, self._hashes)
+            except OtherFormat as other:
+                raise UserError(f"{path} {other}") from None
+            except InvalidCheckpoint as problem:
+                problems.append(f"Checkpoint {path.name} is not usable: {problem}.")
+                continue
+            if checkpoint.lost:
+                problems.append(f"Checkpoint {path.name} is not usable: {_first(checkpoint.lost)}.")
+                incomplete.append(checkpoint)
+                continue
+            for sentence in problems:
+                self.warn(f"{sentence} Going back to {path.name}.")
+            return checkpoint
+        if incomplete:
+            self.warn(_loss(incomplete[0]))
+            return incomplete[0]
+        if problems:
+            raise UserError(
+                f"No usable checkpoint in {self.checkpoints}. {problems[0]} Restore it from a copy, "
+                f"or start again with another --out."
+            )
+        return None
+
+    def _retain(self) -> None:
+        """Keep the `keep` newest valid checkpoints and their history; with no valid one, everything.
+
+        Those that lack history files go when there are enough others; those of other runs and versions stay.
+        """
+        valid: list[Checkpoint] = []
+        incomplete: list[Checkpoint] = []
+        doomed: list[Path] = []
+        needed: set[str] = set()
+        for path in self.newest_first():
+            try:
+                checkpoint = verify(path, self.run, self._hashes)
+                (incomplete if checkpoint.lost else valid).append(checkpoint)
+            except OtherRun as other:
+                needed |= other.history
+            except OtherFormat:
+                continue
+            except InvalidCheckpoint:
+                doomed.append(path)
+        if not valid:
+            return
+        kept = valid[: self.keep] if len(valid) >= self.keep else [*valid, *incomplete]
+        doomed += [checkpoint.path for checkpoint in (*valid, *incomplete) if checkpoint not in kept]
+        needed |= {name for checkpoint in kept for name in checkpoint.history}
+        with suppress(OSError):  # a file that cannot be deleted is no reason to stop
+            for path in doomed:
+                temporary = temporary_name(path)
+                os.rename(path, temporary)  # a deletion cut short must not look like a checkpoint
+                remove(temporary)
+            for path in self.history.glob(f"*{SUFFIX}"):
+                if path.name not in needed:
+                    path.unlink()
 
     def write_history(self, epoch: int, tensors: dict[str, Tensor]) -> str:
         """Write this rank's share of an epoch once and for all; returns its file's name.
@@ -124,114 +200,35 @@ class CheckpointStore:
             if self.ranks.is_main:
                 remove_leftovers(self.history)
         with self.saving(what):
-            with _temporary_folder(self.history / f"epoch-{epoch:06d}") as folder:
+            folder = temporary_name(self.history / f"epoch-{epoch:06d}")
+            folder.mkdir()
+            try:
                 _write(folder / "new", tensors)
                 digest = sha256_file(folder / "new")
                 final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{SUFFIX}"
                 if not final.is_file() or sha256_file(final) != digest:
                     os.replace(folder / "new", final)
+            finally:
+                remove(folder)
             sync(self.history)
         return final.name
 
     def damaged(self, names: Iterable[str]) -> set[str]:
         """Those of the history files that are no longer what `write_history` wrote; the same answer on all ranks."""
-        found = {name for name in names if not self._is_intact(name)} if self.ranks.is_main else set()
-        return self.ranks.gather(found)[0]
+        damaged = {name for name in names if not self._is_intact(name)} if self.ranks.is_main else set()
+        return self.ranks.gather(damaged)[0]
 
     def _is_intact(self, name: str) -> bool:
         match = EPOCH.fullmatch(name)
         try:
-            return match is not None and self.verifier.hash(self.history / name).startswith(match[2])
+            return match is not None and self._hashes.of(self.history / name).startswith(match[2])
         except OSError:
             return False
 
-    def load_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, saying which newer ones are not; None if there never was one.
-
-        Without a whole one, the newest that lacks nothing but history files (its `lost`): an absent list is that
-        of an image that was not visited. Rank 0 looks through them, however long that takes, and tells the others.
-
-        Raises:
-            UserError: there are checkpoints and none is usable, or they are another version's. Starting anew
-                would hide the damage.
-        """
-        found = self.ranks.run_with_heartbeat(self._newest_valid if self.ranks.is_main else None)
-        return self.ranks.gather(found)[0]
-
-    def _newest_valid(self) -> Checkpoint | None:
-        self.verifier.forget()  # what is about to be trusted is read again
-        problems: list[str] = []
-        incomplete: Checkpoint | None = None
-        for path in self.newest_first():
-            try:
-                checkpoint = self.verifier.verify(path)
-            except OtherFormat as other:
-                raise UserError(f"{path} {other}") from None
-            except InvalidCheckpoint as problem:
-                problems.append(f"Checkpoint {path.name} is not usable: {problem}.")
-                continue
-            if checkpoint.lost:
-                incomplete = incomplete or checkpoint
-                problems.append(f"Checkpoint {path.name} is not usable: {_first(checkpoint.lost)}.")
-                continue
-            for message in problems:
-                self.warn(f"{message} Going back to {path.name}.")
-            return checkpoint
-        if incomplete is not None:
-            self.warn(_loss(incomplete))
-            return incomplete
-        if problems:
-            raise UserError(
-                f"No usable checkpoint in {self.checkpoints}. {problems[0]} Restore it from a copy, "
-                f"or start again with another --out."
-            )
-        return None
-
-    def _retain(self) -> None:
-        """Keep the `keep` newest valid checkpoints and their history; with no valid one, everything.
-
-        Those that lack history files go when there are enough others, those of other runs stay.
-        """
-        valid: list[Checkpoint] = []
-        incomplete: list[Checkpoint] = []
-        others: list[Path] = []
-        needed: set[str] = set()
-        for path in self.newest_first():
-            if (theirs := self.verifier.of_others(path)) is not None:
-                needed |= theirs
-                continue
-            try:
-                checkpoint = self.verifier.verify(path) if len(valid) < self.keep else None
-            except InvalidCheckpoint:
-                checkpoint = None
-            if checkpoint is None:
-                others.append(path)
-            else:
-                (incomplete if checkpoint.lost else valid).append(checkpoint)
-        if not valid:
-            return
-        if len(valid) >= self.keep:
-            others += [checkpoint.path for checkpoint in incomplete]
-            incomplete = []
-        with suppress(OSError):  # a file that cannot be deleted is no reason to stop
-            for path in others:
-                doomed = temporary_name(path)
-                os.rename(path, doomed)  # a deletion cut short must not look like a checkpoint
-                remove(doomed)
-            needed |= {name for checkpoint in (*valid, *incomplete) for name in checkpoint.history}
-            for path in self.history.glob(f"*{SUFFIX}"):
-                if path.name not in needed:
-                    path.unlink()
-
     def newest_first(self) -> list[Path]:
         """The folders that are called as checkpoints are, whole or not."""
-        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else iter(())
-        return sorted((p for p in found if STEP.fullmatch(p.name)), key=order, reverse=True)
-
-    def _free_name(self, step: int) -> Path:
-        revisions = [revision for s, revision in map(order, self.newest_first()) if s == step]
-        suffix = f".{max(revisions) + 1}" if revisions else ""
-        return self.checkpoints / f"step-{step:09d}{suffix}"
+        paths = self.checkpoints.iterdir() if self.checkpoints.is_dir() else iter(())
+        return sorted((path for path in paths if STEP.fullmatch(path.name)), key=order, reverse=True)
 
     @contextmanager
     def _unfinished(self, step: int, what: str) -> Iterator[tuple[Path, Path]]:
@@ -240,7 +237,8 @@ class CheckpointStore:
         with self.saving(what):
             if self.ranks.is_main:
                 remove_leftovers(self.checkpoints)
-                final = self._free_name(step)
+                revisions = [revision for s, revision in map(order, self.newest_first()) if s == step]
+                final = self.checkpoints / f"step-{step:09d}{f'.{max(revisions) + 1}' if revisions else ''}"
                 names = temporary_name(final), final
                 names[0].mkdir()
         folder, final = self.ranks.gather(names)[0]
@@ -285,12 +283,8 @@ def read_newest(
                 for sentence in said:
                     warn(sentence)
                 return value
-        except (
-            UserError,
-            OSError,
-            SafetensorError,
-            RuntimeError,
-        ):  # the last is torch's, for a file that is gone
+        # RuntimeError is torch's, for a file that is gone.
+        except (UserError, OSError, SafetensorError, RuntimeError):
             if store.newest_first() == listed:
                 raise
     raise UserError(
@@ -332,12 +326,68 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     sync(path)
 
 
-@contextmanager
-def _temporary_folder(beside: Path) -> Iterator[Path]:
-    """A folder for unfinished work, gone afterwards unless the block has renamed it."""
-    folder = temporary_name(beside)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        remove(folder)
+# Nested Python state as tensors plus JSON, and back exactly: what pickle would do, without running anything.
+
+
+def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
+    """Split dicts (keys: str or int), lists, tuples, tensors and scalars into named tensors and JSON.
+
+    JSON has no tuples, no integer keys and no tensors; those become `{"tuple": [...]}`,
+    `{"dict": [[key, value], ...]}` and `{"tensor": name}`. Floats come back bit by bit
+    (Python writes the shortest text that does so).
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def walk(node: Any, where: str) -> Any:
+        if isinstance(node, Tensor):
+            tensors[where] = node.detach()
+            return {"tensor": where}
+        if isinstance(node, dict):
+            if not all(type(k) in (str, int) for k in node):
+                raise TypeError(f"{where or 'the top'} has a key that is neither text nor an integer")
+            return {"dict": [[k, walk(v, f"{where}.{k}".lstrip("."))] for k, v in node.items()]}
+        if isinstance(node, list | tuple):
+            values = [walk(v, f"{where}.{i}".lstrip(".")) for i, v in enumerate(node)]
+            return {"tuple": values} if isinstance(node, tuple) else values
+        if node is None or isinstance(node, bool | int | float | str):
+            return node
+        raise TypeError(f"{where} is a {type(node).__name__}, which cannot be saved without pickle")
+
+    return tensors, walk(tree, "")
+
+
+def unpack(tensors: dict[str, Tensor], info: Any) -> Any:
+    """The inverse of `pack`, also after a trip through JSON."""
+    if isinstance(info, dict):
+        ((kind, value),) = info.items()
+        if kind == "tensor":
+            return tensors[value]
+        if kind == "tuple":
+            return tuple(unpack(tensors, v) for v in value)
+        return {k: unpack(tensors, v) for k, v in value}
+    return [unpack(tensors, v) for v in info] if isinstance(info, list) else info
+
+
+def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], Any]:
+    """An optimiser's `state_dict` as tensors (moments, step counts) and JSON (each group's settings)."""
+    return pack(optimizer.state_dict())
+
+
+def unpack_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor], info: Any) -> None:
+    """Put a packed state into an optimiser over the same parameters: same values, types, memory layout."""
+    state = unpack(tensors, info)
+    optimizer.load_state_dict(state)
+    for group in optimizer.param_groups:  # which kernels work here is this process's choice, not the file's
+        group |= {name: optimizer.defaults[name] for name in ("foreach", "fused")}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, parameter in enumerate(parameters):
+        for name, saved in state["state"].get(index, {}).items():
+            if not isinstance(saved, Tensor):
+                continue
+            # load_state_dict casts moments to the parameter's type and adopts the file's pages, and files do
+            # not keep channels-last, without which the fused kernels lose their fast path.
+            device = optimizer.state[parameter][name].device
+            like = parameter if saved.shape == parameter.shape else saved
+            optimizer.state[parameter][name] = torch.empty_like(like, dtype=saved.dtype, device=device).copy_(
+                saved
+            )

@@ -9,41 +9,53 @@ RUN/config.json         the configuration; written last, so its presence means t
     metrics.jsonl       one line of JSON per logged step; the same numbers in tensorboard/
     checkpoints/, history/   see `adasim.runs.checkpoint`
     backbone.safetensors     the result
-    lock                held while a process trains here, see `adasim.runs.lock`
+    lock                held while a process trains here, see `adasim.runs.access`
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import socket
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from adasim.config import Config
 from adasim.data.sources.listing import Listing
 from adasim.data.sources.record import read_listing
 from adasim.registry import is_path
-from adasim.runs.checks import FOLDERS, UNFINISHED, check_out, require_run
-from adasim.runs.launch import launch
-from adasim.runs.lock import LOCK, FolderLock
-from adasim.runs.overwrite import LISTING, delete_run
-from adasim.runs.settings import PACKAGES, versions
+from adasim.runs.access import (
+    FOLDERS,
+    LISTING,
+    LOCK,
+    UNFINISHED,
+    FolderLock,
+    check_out,
+    delete_run,
+    launch,
+    require_run,
+)
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write, remove, remove_leftovers
 
 _READ = ("config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv", LISTING)
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
+_MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 
 class RunFolder:
     """A run's folder, locked against a second process until `close` or the process's end, even by a kill.
 
     To begin: `RunFolder.create(out, config, {**record(images), "device": "cpu"}, listing=listing_file(images))`.
-    To continue: `RunFolder.open(out)`, then `check_same(run.description(), {"config": ...})` and
+    To continue: `RunFolder.open(out)`, then `check_same(run.config, config)` and
     `check_same_data(run.facts, images, listing=run.listing())`. Before each save: `check_ours()`.
     """
 
@@ -52,18 +64,19 @@ class RunFolder:
         path: Path,
         config: Config,
         facts: dict[str, Any],
-        lock: FolderLock | None,
-        identity: dict[str, Any],
+        lock: FolderLock | None = None,
+        identity: dict[str, Any] | None = None,
         notes: Iterable[str] = (),
+        resumed: bool = False,
     ) -> None:
         self.path = path
         self.config = config
         self.facts = facts
         self.notes = list(notes)
         """Sentences for the person who started the run."""
-        self.resumed = False
+        self.resumed = resumed
         """Whether the run was there before."""
-        self._identity = identity
+        self._identity = identity or {}
         self._lock = lock
         if lock is not None and not lock.by_kernel:
             self.notes.append(
@@ -91,47 +104,29 @@ class RunFolder:
             overwrite: if the folder holds a run that no process uses, and nothing else, delete it first.
         """
         out = Path(out)
-        notes: list[str] = []
-        try:
+        with _writing_to(out), ExitStack() as undo:  # each step says how it is undone
             check_out(out, overwrite)
-            made = not out.exists()
-            out.mkdir(parents=True, exist_ok=True)
-            try:
-                lock = FolderLock.take(out, surely=overwrite)
-            except BaseException:
-                if made:
-                    with suppress(OSError):  # not empty: somebody was quicker, and it is theirs
-                        out.rmdir()
-                raise
-            try:
-                check_out(out, overwrite)  # again: somebody may have been quicker
-                if overwrite:
-                    notes += delete_run(out)
-            except BaseException:
-                lock.release()
-                raise
-            try:
-                remove_leftovers(out)
-                for name in FOLDERS:
-                    (out / name).mkdir(exist_ok=True)
-                device = facts.get("device", config.device)
-                identity = {"id": secrets.token_hex(8), "saved": False, "launch": launch()}
-                _write_json(out / "versions.json", {**versions(device), "started_in": os.getcwd()})
-                if listing is not None:
-                    atomic_write(out / LISTING, listing)
-                _write_json(out / "data.json", {k: v for k, v in facts.items() if k != "device"})
-                _write_json(out / "run.json", identity)
-                _write_json(out / "config.json", config.to_dict())
-            except BaseException:
-                for name in ("config.json", *UNFINISHED):
-                    remove(out / name)
-                if made:
-                    with suppress(OSError):
-                        out.rmdir()
-                lock.release()
-                raise
-        except OSError as error:
-            raise _unwritable(out, error) from error
+            if not out.exists():
+                out.mkdir(parents=True, exist_ok=True)
+                undo.callback(_remove_if_empty, out)
+            lock = FolderLock.take(out, strict=overwrite)
+            undo.callback(lock.release)
+            check_out(out, overwrite)  # again: somebody may have been quicker
+            notes = delete_run(out) if overwrite else []
+            for name in ("config.json", *UNFINISHED):
+                undo.callback(remove, out / name)
+            remove_leftovers(out)
+            for name in FOLDERS:
+                (out / name).mkdir(exist_ok=True)
+            device = facts.get("device", config.device)
+            identity = {"id": secrets.token_hex(8), "saved": False, "launch": launch()}
+            _write_json(out / "versions.json", {**versions(device), "started_in": os.getcwd()})
+            if listing is not None:
+                atomic_write(out / LISTING, listing)
+            _write_json(out / "data.json", {k: v for k, v in facts.items() if k != "device"})
+            _write_json(out / "run.json", identity)
+            _write_json(out / "config.json", config.to_dict())
+            undo.pop_all()  # it is made
         return cls(out, config, facts, lock, identity, notes)
 
     @classmethod
@@ -144,42 +139,22 @@ class RunFolder:
                 raise UserError(
                     f"{out / name} is not a regular file. Restore it, or start again with another --out."
                 )
-        saved = _read_json(out / "config.json")
-        try:
-            config = Config.from_dict(saved)
-        except UserError as error:
-            if "architecture" in saved or "model_type" in saved:
-                raise UserError(
-                    f"{out} is an encoder for timm or transformers and not the folder of a run. Name the run that it "
-                    f"was exported from; adasim explore and gallery take an encoder as --backbone."
-                ) from None
-            raise UserError(f"{out / 'config.json'}: {error} Restore the file from a copy.") from None
-        facts = _read_json(out / "data.json")
+        config, facts = _read_config(out), _read_json(out / "data.json")
         if not lock:
-            return cls(out, config, facts, None, {})
+            return cls(out, config, facts)
         identity = _read_json(out / "run.json") if (out / "run.json").exists() else {}
-        try:
+        with _writing_to(out), ExitStack() as undo:
             handle = FolderLock.take(out)
-            try:
-                for folder in (out, out / "checkpoints", out / "history"):
-                    remove_leftovers(folder)
-            except BaseException:
-                handle.release()
-                raise
-        except OSError as error:
-            raise _unwritable(out, error) from error
-        run = cls(out, config, facts, handle, identity, _older_version(saved))
-        run.resumed = True
-        return run
+            undo.callback(handle.release)
+            for folder in (out, out / "checkpoints", out / "history"):
+                remove_leftovers(folder)
+            undo.pop_all()
+        return cls(out, config, facts, handle, identity, resumed=True)
 
     @classmethod
     def join(cls, out: Path, owner: str) -> RunFolder:
         """Take part, from another process, in the run that `owner` (its `owner()`) holds the lock of."""
-        try:
-            found = (Path(out) / LOCK).read_text()
-        except OSError:
-            found = ""
-        if found != owner:
+        if _content(Path(out) / LOCK) != owner:
             raise UserError(
                 f"{out} is not the same folder on {socket.gethostname()} as for the first process of the run. "
                 f"Name an --out on a disk that all machines of the run share."
@@ -210,9 +185,8 @@ class RunFolder:
         """Let config.json say how long the run now is, and where its images are."""
         source = config.data.source
         if source != self.config.data.source and is_path(source):
-            source = os.path.abspath(
-                source
-            )  # the run may have been started in another folder than this process
+            # The run may have been started in another folder than this process.
+            source = os.path.abspath(source)
         data = replace(self.config.data, source=source)
         self.config = replace(self.config, epochs=config.epochs, data=data)
         _write_json(self.path / "config.json", self.config.to_dict())
@@ -254,10 +228,6 @@ class RunFolder:
         """What was in the folder of images that the run began with; None of other data, and if it is lost."""
         return read_listing(self.path / LISTING, self.facts)
 
-    def description(self) -> dict[str, Any]:
-        """What `check_same` compares."""
-        return {"config": self.config.to_dict(), **self.facts}
-
     def version_changes(self) -> list[str]:
         """A sentence for each package that is not the one the run began with: rounding may then differ."""
         before = _read_json(self.path / "versions.json", vital=False)
@@ -269,13 +239,9 @@ class RunFolder:
         now = versions(before.get("device", ""))
         return [
             f"This run began with {name} {before[name]} and goes on with {now.get(name)}."
-            for name in ("python", *PACKAGES, "threads")
+            for name in ("python", *_PACKAGES, "threads")
             if name in before and before[name] != now.get(name)
         ]
-
-    def check_source(self) -> None:
-        """Say where the run's images were, if they are not found there."""
-        check_source(self.path, self.config.data.source)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -287,16 +253,6 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _older_version(saved: dict[str, Any]) -> list[str]:
-    """A sentence for the person who goes on with a run of version 0.2 or before, whose settings tell."""
-    if "engine" not in saved.get("views", {}):
-        return []
-    return [
-        "This run began with a version that rounded colours after each step of a view. From here on its views differ "
-        "from that version's by about one level in 255; JPEGs are still decoded at their full size."
-    ]
 
 
 def check_source(run: Path, source: str) -> None:
@@ -317,8 +273,76 @@ def check_source(run: Path, source: str) -> None:
     )
 
 
-def _unwritable(out: Path, error: OSError) -> UserError:
-    return UserError(f"Cannot write to {out}: {error.strerror}. Choose another --out.")
+def versions(device: str) -> dict[str, Any]:
+    """What the numbers of a run depend on beside its configuration."""
+    packages: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a checkout that was never installed
+            packages[name] = None
+    packages["torch"] = str(torch.__version__)  # with the build (+cu132), which the package's metadata lack
+    system = {"python": platform.python_version(), "platform": platform.platform()}
+    return {**system, **packages, "device": str(device), "threads": torch.get_num_threads()}
+
+
+def check_same(before: Config, now: Config) -> None:
+    """Refuse to continue a run with other settings, naming the first differences.
+
+    Where the images lie, how they are read, the device, saving and evaluation may change, so may `micro_batch`, and
+    the run may become longer; whatever else shapes the result may not. The images are compared by
+    `adasim.data.check_same_data`.
+    """
+    changed = changed_settings(decisive(before.to_dict()), decisive(now.to_dict()))
+    if changed:
+        raise UserError(
+            f"Cannot resume with other settings: {changed}. "
+            f"Resume without these options, or start a new run with another --out."
+        )
+
+
+def decisive(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings that shape the result, by their names on the command line."""
+    flat = flatten(json.loads(json.dumps(config)))
+    return {name: value for name, value in flat.items() if not name.startswith(_MAY_CHANGE)}
+
+
+def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """In words, which `decisive` settings differ so that a run cannot go on; empty if none does."""
+    names = (before.keys() | after.keys()) - {"micro_batch"}  # matters to batch norm alone: see `pretrain`
+    if before.get("method") != after.get("method"):  # whose settings have nothing in common
+        own = tuple(f"{settings.get('method')}." for settings in (before, after))
+        names = {name for name in names if not name.startswith(own)}
+    changed = []
+    for name in sorted(names):
+        if before.get(name) == after.get(name) or (name == "epochs" and before[name] < after[name]):
+            continue
+        only = " (it can only be raised)" if name == "epochs" else ""
+        changed.append(f"{name} was {before.get(name)} and is now {after.get(name)}{only}")
+    more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+    return "; ".join(changed[:3]) + more
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`: the names of the command line."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat.update(flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
+    return flat
+
+
+@contextmanager
+def _writing_to(out: Path) -> Iterator[None]:
+    """Say in a sentence what the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"Cannot write to {out}: {error.strerror}. Choose another --out.") from error
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # not empty: somebody was quicker, and it is theirs
+        folder.rmdir()
 
 
 def _content(path: Path) -> str | None:
@@ -339,6 +363,19 @@ def _id_in(described: str) -> Any:
 
 def _write_json(path: Path, value: Any) -> None:
     atomic_write(path, json.dumps(value, indent=1).encode() + b"\n")
+
+
+def _read_config(out: Path) -> Config:
+    saved = _read_json(out / "config.json")
+    try:
+        return Config.from_dict(saved)
+    except UserError as error:
+        if "architecture" in saved or "model_type" in saved:
+            raise UserError(
+                f"{out} is an encoder for timm or transformers and not the folder of a run. Name the run that it "
+                f"was exported from; adasim explore and gallery take an encoder as --backbone."
+            ) from None
+        raise UserError(f"{out / 'config.json'}: {error} Restore the file from a copy.") from None
 
 
 def _read_json(path: Path, *, vital: bool = True) -> dict[str, Any]:

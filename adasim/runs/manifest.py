@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: JSON that vouches for itself, and for every file that it names.
+"""A checkpoint on the disk, and whether it may be trusted.
 
-Reading trusts nothing: a manifest is a regular file of a sensible size whose SHA-256 agrees, in the format that this
-version writes. What it names is checked in the same spirit by `adasim.runs.checkpoint`.
+manifest.json vouches for itself and, by size and SHA-256, for every file that it names. `verify` is the one door:
+names are plain, files are regular, sizes and hashes agree, headers parse. What has passed it is not checked again.
 """
 
 from __future__ import annotations
@@ -11,15 +11,23 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
 from adasim import __version__
+from adasim.util.files import sha256_file
 
 FORMAT = 3
-PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no separators, no leading dot: cannot leave its folder
-_MAX_SIZE = 64 << 20  # a manifest holds counters, a configuration and hashes; a larger one is not ours
+STEP = re.compile(r"step-([0-9]{9,})(?:\.([0-9]+))?")
+EPOCH = re.compile(r"epoch-([0-9]{6,})-([0-9a-f]{16})\.safetensors")
+SUFFIX = ".safetensors"
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no separators, no leading dot: cannot leave its folder
 
 
 class InvalidCheckpoint(Exception):  # noqa: N818
@@ -27,7 +35,64 @@ class InvalidCheckpoint(Exception):  # noqa: N818
 
 
 class OtherFormat(InvalidCheckpoint):
-    """A manifest that is whole and was written by another version of adasim."""
+    """It is whole, and was written by another version of adasim."""
+
+
+class OtherRun(InvalidCheckpoint):
+    """It belongs to another run, and needs these files of history."""
+
+    def __init__(self, history: set[str]) -> None:
+        super().__init__("it belongs to another run")
+        self.history = history
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. Tensors are read when asked for."""
+
+    path: Path
+    step: int
+    info: dict[str, Any]
+    """What `save` was given, after a trip through JSON (tuples became lists)."""
+    groups: tuple[str, ...]
+    history: tuple[str, ...]
+    """Names of the history files, in the order that `save` was given."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Those of them that are not whole, and why."""
+    run: str | None = None
+    """The id of the run that saved it."""
+
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """One group's tensors on the CPU: pages of the file, copied only when written to."""
+        return _read(self.path / f"{group}{SUFFIX}")
+
+    def history_tensors(self, name: str) -> dict[str, Tensor]:
+        """One epoch's tensors, by its name in `history`."""
+        return _read(self.path.parent.parent / "history" / name)
+
+
+class FileHashes:
+    """SHA-256 of files; those that have not been touched since are not read again.
+
+    Without this every save would read the whole window of history, and retention every checkpoint that is kept.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], str] = {}
+
+    def of(self, path: Path) -> str:
+        version = _version(path)
+        if version not in self._known:
+            self._known[version] = sha256_file(path)
+        return self._known[version]
+
+    def entry(self, path: Path) -> dict[str, Any]:
+        """What a manifest says of a file."""
+        return {"size": path.stat().st_size, "sha256": self.of(path)}
+
+    def know(self, path: Path, sha256: str) -> None:
+        """Remember the hash of a file that another process has just computed."""
+        self._known[_version(path)] = sha256
 
 
 def seal(manifest: dict[str, Any]) -> bytes:
@@ -43,24 +108,81 @@ def unseal(path: Path) -> dict[str, Any]:
         OtherFormat: it is whole, and of another version.
         InvalidCheckpoint: it is not whole.
     """
-    if not os.path.lexists(path):
-        raise InvalidCheckpoint("manifest.json is missing")
-    if require_kind(path, stat.S_ISREG, "regular file").st_size > _MAX_SIZE:
-        raise InvalidCheckpoint(f"manifest.json is larger than {_MAX_SIZE} bytes")
-    try:
-        manifest = json.loads(path.read_bytes())
-        digest = manifest.pop("sha256")
-        intact = digest == _canonical_hash(manifest)
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        raise InvalidCheckpoint("manifest.json is not a manifest of ours") from error
-    if not intact:
+    with _reading("manifest.json"):
+        _require(stat.S_ISREG, path, "regular file")
+        try:
+            manifest = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            manifest = None
+    if not isinstance(manifest, dict):
+        raise InvalidCheckpoint("manifest.json is not a manifest of ours")
+    if manifest.pop("sha256", None) != _canonical_hash(manifest):
         raise InvalidCheckpoint("manifest.json has changed (its SHA-256 differs)")
     if manifest.get("format") != FORMAT:
-        raise OtherFormat(_other_format(manifest))
+        raise OtherFormat(
+            f"was written by adasim {manifest.get('adasim', '?')} (checkpoint format {manifest.get('format')}), and "
+            f"this is adasim {__version__} (format {FORMAT}). Finish the run with that version, or start a new one "
+            f"with another --out; the encoder in backbone.safetensors can be used as it is."
+        )
     return manifest
 
 
-def require_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> os.stat_result:
+def verify(path: Path, run: str | None, hashes: FileHashes) -> Checkpoint:
+    """The checkpoint in the folder `path`, if it is one of `run` (None: of any) and every file in it is whole.
+
+    A history file that is not whole makes it incomplete, and not invalid: see `Checkpoint.lost`.
+    """
+    with _reading(path.name):
+        _require(stat.S_ISDIR, path, "folder")
+    manifest = unseal(path / "manifest.json")
+    history = {entry["name"]: entry for entry in manifest["history"]}
+    if run not in (None, manifest["run"]):
+        raise OtherRun(set(history))
+    if manifest["step"] != order(path)[0]:
+        raise InvalidCheckpoint(f"its manifest speaks of step {manifest['step']}")
+    groups = {f"{group}{SUFFIX}": entry for group, entry in manifest["groups"].items()}
+    for name in (*groups, *history):
+        if not _PLAIN.fullmatch(name):
+            raise InvalidCheckpoint(f"its manifest names {name!r}, which is not a plain file name")
+    for name, entry in groups.items():
+        _check_file(path / name, entry, hashes)
+    lost = {}
+    for name, entry in history.items():
+        try:
+            _check_file(path.parent.parent / "history" / name, entry, hashes)
+        except InvalidCheckpoint as problem:
+            lost[name] = str(problem)
+    return Checkpoint(
+        path,
+        manifest["step"],
+        manifest["info"],
+        tuple(manifest["groups"]),
+        tuple(history),
+        lost,
+        manifest["run"],
+    )
+
+
+def order(path: Path) -> tuple[int, int]:
+    """(step, revision) of a checkpoint's folder."""
+    match = STEP.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _check_file(path: Path, entry: dict[str, Any], hashes: FileHashes) -> None:
+    """Raise unless the file is what the manifest's entry says, and safetensors can read its header."""
+    with _reading(path.name):
+        size = _require(stat.S_ISREG, path, "regular file").st_size
+        if size != entry["size"]:
+            raise InvalidCheckpoint(f"{path.name} has {size} bytes instead of {entry['size']}")
+        if hashes.of(path) != entry["sha256"]:
+            raise InvalidCheckpoint(f"the content of {path.name} has changed (its SHA-256 differs)")
+        with safe_open(path, framework="pt"):
+            pass
+
+
+def _require(is_kind: Callable[[int], bool], path: Path, kind: str) -> os.stat_result:
     """Links, pipes and devices are refused before they are opened."""
     status = os.lstat(path)
     if not is_kind(status.st_mode):
@@ -68,18 +190,29 @@ def require_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> os.st
     return status
 
 
-def _other_format(manifest: dict[str, Any]) -> str:
-    found = manifest.get("format")
-    older = isinstance(found, int) and found < 3  # versions that did not yet sign their checkpoints
-    maker = (
-        "adasim 0.1, which kept similarities as fp16" if older else f"adasim {manifest.get('adasim', '?')}"
-    )
-    return (
-        f"was written by {maker} (checkpoint format {found}), and this is adasim {__version__} (format {FORMAT}). "
-        f"Finish the run with that version, or start a new one with another --out; the encoder in "
-        f"backbone.safetensors can be used as it is."
-    )
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """What the disk or safetensors refuses makes a checkpoint invalid."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InvalidCheckpoint(f"{name} is missing") from error
+    except OSError as error:
+        raise InvalidCheckpoint(f"{name} could not be read ({error.strerror})") from error
+    except SafetensorError as error:
+        raise InvalidCheckpoint(f"{name} is not a safetensors file ({error})") from error
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Which file this is, and as of when."""
+    status = path.stat()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _canonical_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict

@@ -1,7 +1,9 @@
-"""Numbers of a run by step, for people (TensorBoard) and for programs (JSON lines)."""
+"""What a run writes down as it goes: numbers by step, for people (TensorBoard) and for programs (JSON lines), and the
+images that could not be read."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -11,8 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from adasim.data import ImageSet
 from adasim.runs.trackers import Tracker
+from adasim.util.csv import original, to_csv
 from adasim.util.files import atomic_write
+from adasim.util.terminal import printable
 
 TIMES = (
     "seconds",
@@ -23,6 +28,7 @@ TIMES = (
     "epoch_waiting",
 )
 """Metrics in which two runs of one configuration differ."""
+UNREADABLE_FILE = "unreadable.csv"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -194,3 +200,29 @@ def _plain(value: Any) -> float | int | str | None:
         return value
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+class UnreadableList:
+    """RUN/unreadable.csv: the images that could not be read, one line each, over all resumes of the run.
+
+    An image that was repaired since stays on the list: it was replaced in the past.
+    """
+
+    def __init__(self, run: Path, images: ImageSet) -> None:
+        self.path = run / UNREADABLE_FILE
+        self._images = images
+        self._lines: dict[int, list[str]] = {}
+        with suppress(OSError, ValueError, csv.Error):  # a damaged list is no reason to stop a run
+            rows = list(csv.reader(self.path.read_text(encoding="utf-8").splitlines()))[1:]
+            self._lines = {int(i): [original(where), original(reason)] for i, where, reason in rows}
+
+    def update(self, problems: dict[int, str]) -> None:
+        """Write the file anew if `problems`, {id: where and why}, has something to add. Raises an OSError."""
+        lines = dict(self._lines)
+        for i, text in problems.items():
+            where = self._images.where(i)
+            lines[i] = [printable(where), printable(text.removeprefix(f"{where}: "))]
+        if lines != self._lines:
+            rows = [[str(i), *lines[i]] for i in sorted(lines)]
+            atomic_write(self.path, to_csv(["image", "file", "reason"], rows).encode())
+            self._lines = lines

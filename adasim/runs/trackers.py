@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from adasim.runs.settings import flatten
+from adasim.runs.folder import flatten
 from adasim.util.errors import UserError
 
 FILES = "files"

@@ -243,7 +243,7 @@ def group(runs: Sequence[RunCurves]) -> Grouped:
 def settings_of(run: Run) -> dict[str, Any]:
     """All settings that shape what is learnt but the seed, by their names on the command line; without those that
     have no effect beside the others."""
-    from adasim.runs.settings import decisive, flatten  # torch comes with it
+    from adasim.runs.folder import decisive, flatten  # torch comes with it
 
     config = run.config
     flat = flatten(json.loads(json.dumps(config.to_dict())))

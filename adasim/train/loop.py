@@ -26,7 +26,7 @@ from adasim.models.files import backbone_bytes
 from adasim.neighbors import PairPolicy
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder
-from adasim.runs.unreadable import UnreadableList
+from adasim.runs.metrics import UnreadableList
 from adasim.train.micro import out_of_memory_in_words
 from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, requeue, stopped
@@ -85,7 +85,7 @@ class Training:
                 )
             if ranks.is_main:
                 self.notes += follow(run, config, checkpoint, loader.steps_per_epoch)
-                self.store.verifier.run = self.report.run_id = run.id
+                self.store.run = self.report.run_id = run.id
         self.ddp = ranks.wrap(state.method)
         self.waited = 0.0  # seconds that this step has waited for data
         self.saved_step = None if checkpoint is None else state.step

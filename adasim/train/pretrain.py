@@ -23,9 +23,8 @@ from adasim.dist.devices import deterministic, tf32_products, working_precision
 from adasim.dist.processes import Distributed
 from adasim.neighbors.pairs import require_all_labels
 from adasim.registry import PAIRS
-from adasim.runs.folder import RunFolder
-from adasim.runs.launch import began_here, restarted
-from adasim.runs.settings import check_same, decisive
+from adasim.runs.access import began_here, restarted
+from adasim.runs.folder import RunFolder, check_same, decisive
 from adasim.runs.trackers import check_installed
 from adasim.train.loop import OnStep, Training
 from adasim.train.micro import choose_micro_batches, free_bytes, has_batch_norm
@@ -109,7 +108,7 @@ def _reopened(
     with ranks.raise_on_all():
         if ranks.is_main:
             run = stack.enter_context(RunFolder.open(out))
-            check_same(run.description(), {"config": config.to_dict()})
+            check_same(run.config, config)
             check_micro_batch(run.config.micro_batch, config)
 
     def compared() -> str:

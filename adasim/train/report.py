@@ -17,9 +17,8 @@ from adasim.dist.processes import Distributed
 from adasim.methods import Step
 from adasim.models import Backbone
 from adasim.neighbors import PairPolicy
-from adasim.runs.metrics import MetricsLog, Pace, read_metrics
+from adasim.runs.metrics import UNREADABLE_FILE, MetricsLog, Pace, read_metrics
 from adasim.runs.trackers import FILES, open_tracker
-from adasim.runs.unreadable import UNREADABLE_FILE
 from adasim.train.monitor import READINGS, CollapseWatch
 from adasim.train.progress import Progress
 from adasim.train.state import TrainState

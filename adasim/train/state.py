@@ -28,7 +28,7 @@ from adasim.models.files import hash_tensors
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
 from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
-from adasim.runs.settings import changed_settings, decisive
+from adasim.runs.folder import changed_settings, decisive
 from adasim.schedules import peak_learning_rate
 from adasim.train.footprint import weight_bytes
 from adasim.util.errors import UserError

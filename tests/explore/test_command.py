@@ -79,7 +79,7 @@ def test_a_run_is_explored_with_its_own_memory_and_test_images(
     # The memory never saw a test image: that nobody lists it says nothing.
     assert all(int(row[0]) < 48 for row in data["tables"]["lonely"]["rows"])
     # What an exploration leaves in a run does not stand in the way of --overwrite.
-    from adasim.runs.overwrite import check_replaceable
+    from adasim.runs.access import check_replaceable
 
     check_replaceable(run)
 

@@ -17,14 +17,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import names, snapshot
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from adasim.config import Config, NeighborsConfig, SaveConfig
 from adasim.runs import folder as module
-from adasim.runs.folder import RunFolder, check_source
-from adasim.runs.lock import FolderLock
-from adasim.runs.metrics import MetricsLog
-from adasim.runs.settings import check_same
+from adasim.runs.access import FolderLock
+from adasim.runs.folder import RunFolder, changed_settings, check_same, check_source, decisive
 from adasim.util.errors import UserError
 from adasim.util.files import TEMPORARY
 
@@ -57,7 +54,7 @@ def test_a_run_describes_itself_and_opens_again(tmp_path: Path) -> None:
         assert again.config == Config(epochs=7, neighbors=NeighborsConfig(window=3))
         assert again.facts == {"fingerprint": "f00d", "listing": LISTING}
         assert again.version_changes() == []
-        check_same(again.description(), {"config": again.config.to_dict(), **FACTS})
+        check_same(again.config, Config(epochs=7, neighbors=NeighborsConfig(window=3)))
 
 
 def test_other_processes_join_the_run_that_the_first_holds_and_no_other(tmp_path: Path) -> None:
@@ -68,23 +65,14 @@ def test_other_processes_join_the_run_that_the_first_holds_and_no_other(tmp_path
     with create(tmp_path / "run") as run:
         assert RunFolder.join(tmp_path / "run", run.owner()).config == run.config
         for name in ("old", "absent"):
-            with pytest.raises(
-                UserError, match=rf"{name} is not the same folder on .* Name an --out on a disk"
-            ):
+            with pytest.raises(UserError, match=rf"{name} is not the same folder on .* --out on a disk"):
                 RunFolder.join(tmp_path / name, run.owner())
 
 
-def test_an_empty_folder_may_become_a_run(tmp_path: Path) -> None:
-    create(tmp_path).close()
-    assert (tmp_path / "config.json").exists()
-
-
-def test_another_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_an_empty_folder_may_become_a_run_and_another_run_is_left_as_it_is(tmp_path: Path) -> None:
     create(tmp_path).close()
     before = snapshot(tmp_path)
-    with pytest.raises(
-        UserError, match=r"already holds another run\. Continue it with --resume .* another --out"
-    ):
+    with pytest.raises(UserError, match=r"another run\. Continue it with --resume .* another --out"):
         create(tmp_path)
     assert snapshot(tmp_path) == before
 
@@ -102,7 +90,7 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path: Path) 
 def test_a_folder_that_somebody_else_was_quicker_to_take_stays_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def taken(path: Path, surely: bool) -> None:
+    def taken(path: Path, strict: bool) -> None:
         (path / "config.json").write_text("theirs")
         raise UserError("in use")
 
@@ -160,12 +148,10 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_an_unwritable_folder_is_refused_at_once(read_only: Path) -> None:
-    for attempt in (
-        lambda: create(read_only / "new"),
-        lambda: RunFolder.open(read_only / "run"),
-    ):
-        with pytest.raises(UserError, match=r"Cannot write to .*: Read-only file system"):
-            attempt()
+    with pytest.raises(UserError, match=r"Cannot write to .*: Read-only file system"):
+        create(read_only / "new")
+    with pytest.raises(UserError, match=r"Cannot write to .*: Read-only file system"):
+        RunFolder.open(read_only / "run")
     assert RunFolder.open(read_only / "run", lock=False).config.epochs == 7  # looking is allowed
 
 
@@ -177,11 +163,9 @@ def test_a_parent_that_cannot_be_made_is_refused() -> None:
 # Opening
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"epochs": "ten"}', pickle.dumps({"epochs": 3})])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000, pickle.dumps({"epochs": 3})])
 @pytest.mark.parametrize("file", ["config.json", "data.json"])
 def test_a_damaged_description_is_refused_in_a_sentence(tmp_path: Path, file: str, content: bytes) -> None:
-    if (file, content) == ("data.json", b'{"epochs": "ten"}'):
-        pytest.skip("any object may be data.json")
     create(tmp_path).close()
     (tmp_path / file).write_bytes(content)
     with pytest.raises(UserError, match=file):
@@ -243,20 +227,6 @@ def test_versions_that_cannot_be_read_only_inform_and_do_not_stop_a_resume(
 
 
 # The lock
-
-
-def test_a_run_whose_views_were_rounded_in_another_way_says_so(tmp_path: Path) -> None:
-    create(tmp_path / "run").close()
-    with RunFolder.open(tmp_path / "run") as run:
-        assert run.notes == []
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())
-    del saved["views"]["in_memory"], saved["views"]["reduced_jpeg"]
-    saved["views"]["engine"] = "auto"
-    (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
-    with RunFolder.open(tmp_path / "run") as run:
-        assert not run.config.views.reduced_jpeg
-        (note,) = run.notes
-    assert "about one level in 255; JPEGs are still decoded at their full size" in note
 
 
 def hold(folder: Path, told: int) -> NoReturn:
@@ -329,23 +299,10 @@ def test_a_run_that_cannot_be_tidied_up_is_not_held(tmp_path: Path, monkeypatch:
 # Resuming with something else
 
 
-def description(**changes: Any) -> dict[str, Any]:
-    return {"config": Config(**changes).to_dict()}
-
-
-def what_differs(now: dict[str, Any]) -> str:
-    saved = json.loads(json.dumps(description()))  # the saved side has been through a file
-    with pytest.raises(UserError) as error:
-        check_same(saved, now)
-    return str(error.value)
-
-
 def test_the_same_run_is_accepted_also_with_other_ways_to_run_it() -> None:
-    saved = json.loads(json.dumps(description()))
-    now = description(device="cuda", deterministic=True, save=SaveConfig(keep=5))
-    now["config"]["data"].update(workers=7, source="/moved/elsewhere")
-    now["config"]["eval"].update(every=3)
-    check_same(saved, now)
+    now = Config(device="cuda", deterministic=True, save=SaveConfig(keep=5), micro_batch=8, epochs=200)
+    now.data.workers, now.data.source, now.eval.every = 7, "/moved/elsewhere", 3
+    check_same(Config(), now)
 
 
 @pytest.mark.parametrize(
@@ -353,114 +310,18 @@ def test_the_same_run_is_accepted_also_with_other_ways_to_run_it() -> None:
     [
         ("method", "simsiam"), ("pairs", "nearest"), ("epochs", 99), ("batch_size", 8), ("seed", 1),
         ("precision", "bf16"), ("neighbors.window", 11), ("neighbors.k", 4), ("neighbors.tau", 0.1),
-        ("model.name", "vit_tiny"), ("views.scale", (0.2, 1.0)), ("optim.lr", 1e-3), ("dino.out_dim", 128),
+        ("model.name", "vit_tiny"), ("views.scale", [0.2, 1.0]), ("optim.lr", 1e-3), ("dino.out_dim", 128),
     ],
 )  # fmt: skip
 def test_a_setting_that_shapes_the_result_may_not_change(field: str, value: Any) -> None:
-    now = description()
-    tree, *rest = now["config"], *field.split(".")
-    for name in rest[:-1]:
-        tree = tree[name]
-    before, tree[rest[-1]] = tree[rest[-1]], value
-    shown = [list(v) if isinstance(v, tuple) else v for v in (before, value)]
+    before, now = decisive(Config().to_dict()), decisive(Config().to_dict()) | {field: value}
     only = " (it can only be raised)" if field == "epochs" else ""
-    assert f"other settings: {field} was {shown[0]} and is now {shown[1]}{only}. Resume" in what_differs(now)
+    assert changed_settings(before, now) == f"{field} was {before[field]} and is now {value}{only}"
 
 
 def test_many_differences_are_counted() -> None:
-    message = what_differs(description(seed=1, epochs=2, batch_size=3, method="simsiam", pairs="nearest"))
-    assert (
-        "batch_size was 256 and is now 3; epochs was 100 and is now 2 (it can only be raised); method"
-        in message
-    )
-    assert "(and 2 more)" in message
-
-
-# Metrics
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_metrics_are_json_lines_and_tensorboard_scalars(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path) as log:
-        log.write(1, {"loss": torch.tensor(0.5), "epoch": 0, "note": "first"})
-        log.write(2, {"loss": np.float32(0.25), "epoch": 0})
-        assert len(lines(tmp_path)) == 2  # visible at once, not at the end
-        log.sync()
-    assert lines(tmp_path) == [
-        {"step": 1, "loss": 0.5, "epoch": 0, "note": "first"},
-        {"step": 2, "loss": 0.25, "epoch": 0},
-    ]
-    assert board(tmp_path) == [(1, 0.5), (2, 0.25)]
-
-
-def board(folder: Path) -> list[tuple[int, float]]:
-    return [(e.step, e.value) for e in EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("loss")]
-
-
-def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path) as log:
-        log.write(
-            1, {"loss": float("nan"), "top": float("inf"), "low": torch.tensor(-torch.inf), "ok": 1e-300}
-        )
-    assert lines(tmp_path) == [{"step": 1, "loss": None, "top": None, "low": None, "ok": 1e-300}]
-
-
-def test_a_resumed_run_holds_each_step_once(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path) as log:
-        for step in range(1, 11):
-            log.write(step, {"loss": step})
-    with open(tmp_path / "metrics.jsonl", "ab") as file:
-        file.write(b'{"step": 4, "lo')  # a line that a kill cut short
-    with MetricsLog(tmp_path, resume_step=6) as log:
-        assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
-        for step in range(7, 13):
-            log.write(step, {"loss": -step})
-    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [
-        *((s, s) for s in range(1, 7)),
-        *((s, -s) for s in range(7, 13)),
-    ]
-    assert board(tmp_path)[:6] == [(s, float(s)) for s in range(1, 7)]
-    assert [step for step, _ in board(tmp_path)] == list(range(1, 13))
-    assert names(tmp_path) == ["metrics.jsonl", "tensorboard"]
-
-
-def test_a_resume_without_metrics_starts_a_file(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path, resume_step=3) as log:
-        log.write(4, {"loss": 1.0})
-    assert lines(tmp_path) == [{"step": 4, "loss": 1.0}]
-
-
-def test_a_full_disk_delays_metrics_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, room = os.pwrite, [10]  # bytes left on the disk
-
-    def pwrite(file: int, data: bytes, offset: int) -> int:
-        if room[0] == 0:
-            raise OSError(28, "No space left on device")
-        written = real(file, data[: room[0]], offset)
-        room[0] -= written
-        return written
-
-    with MetricsLog(tmp_path) as log:
-        monkeypatch.setattr(os, "pwrite", pwrite)
-        log.write(1, {"loss": 1.0})
-        log.write(2, {"loss": 2.0})
-        assert (tmp_path / "metrics.jsonl").stat().st_size == 10
-        room[0] = 10_000
-        log.write(3, {"loss": 3.0})
-    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
-
-
-def test_a_tensorboard_that_fails_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with MetricsLog(tmp_path) as log:
-        monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fail)
-        for step in (1, 2):
-            log.write(step, {"loss": 1.0})
-    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    other = Config(seed=1, epochs=2, batch_size=3, method="simsiam", pairs="nearest")
+    with pytest.raises(
+        UserError, match=r"batch_size was 256 and is now 3; epochs .* method .*\(and 2 more\)"
+    ):
+        check_same(Config(), other)

@@ -1,22 +1,107 @@
-"""What a run writes down beside its losses: time and speed, and how often neighbours are of one class."""
+"""What a run writes down: numbers by step, time and speed, and how often neighbours are of one class."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers import names
 from pretrainings import Metrics, Small
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from adasim.api import pretrain
 from adasim.data import Batch, open_images
 from adasim.neighbors import NeighborMemory
-from adasim.runs.metrics import TIMES, Pace
+from adasim.runs.metrics import TIMES, MetricsLog, Pace
 from adasim.train.report import neighbour_counts
 from adasim.train.state import TrainState
 
-pytestmark = pytest.mark.slow
+# Lines
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_metrics_are_json_lines_and_tensorboard_scalars(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {"loss": torch.tensor(0.5), "epoch": 0, "note": "first"})
+        log.write(2, {"loss": np.float32(0.25), "epoch": 0})
+        assert len(lines(tmp_path)) == 2  # visible at once, not at the end
+        log.sync()
+    assert lines(tmp_path) == [
+        {"step": 1, "loss": 0.5, "epoch": 0, "note": "first"},
+        {"step": 2, "loss": 0.25, "epoch": 0},
+    ]
+    assert board(tmp_path) == [(1, 0.5), (2, 0.25)]
+
+
+def board(folder: Path) -> list[tuple[int, float]]:
+    return [(e.step, e.value) for e in EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("loss")]
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, resume_step=0) as log:  # which starts a file, if there is none
+        log.write(1, {"loss": float("nan"), "low": torch.tensor(-torch.inf), "ok": 1e-300})
+    assert lines(tmp_path) == [{"step": 1, "loss": None, "low": None, "ok": 1e-300}]
+
+
+def test_a_resumed_run_holds_each_step_once(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        for step in range(1, 11):
+            log.write(step, {"loss": step})
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 4, "lo')  # a line that a kill cut short
+    with MetricsLog(tmp_path, resume_step=6) as log:
+        assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
+        for step in range(7, 13):
+            log.write(step, {"loss": -step})
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [
+        *((s, s) for s in range(1, 7)),
+        *((s, -s) for s in range(7, 13)),
+    ]
+    assert board(tmp_path)[:6] == [(s, float(s)) for s in range(1, 7)]
+    assert [step for step, _ in board(tmp_path)] == list(range(1, 13))
+    assert names(tmp_path) == ["metrics.jsonl", "tensorboard"]
+
+
+def test_a_full_disk_delays_metrics_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = os.pwrite, [10]  # bytes left on the disk
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        if room[0] == 0:
+            raise OSError(28, "No space left on device")
+        written = real(file, data[: room[0]], offset)
+        room[0] -= written
+        return written
+
+    with MetricsLog(tmp_path) as log:
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        log.write(1, {"loss": 1.0})
+        log.write(2, {"loss": 2.0})
+        assert (tmp_path / "metrics.jsonl").stat().st_size == 10
+        room[0] = 10_000
+        log.write(3, {"loss": 3.0})
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
+def test_a_tensorboard_that_fails_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with MetricsLog(tmp_path) as log:
+        monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", fail)
+        for step in (1, 2):
+            log.write(step, {"loss": 1.0})
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
 
 # Time
 
@@ -53,6 +138,7 @@ def test_time_goes_on_where_the_lines_before_a_resume_end(monkeypatch: pytest.Mo
     assert Pace.after([]).lap()["seconds"] == 0.0
 
 
+@pytest.mark.slow
 def test_every_line_has_its_time(small: Small, metrics: Metrics, tmp_path: Path) -> None:
     pretrain(small(epochs=2), tmp_path / "run")
     lines = metrics(tmp_path / "run")
@@ -97,6 +183,7 @@ def second(ids: Tensor, similarities: Tensor, partner: int, k: int) -> int | Non
     return next((j for j in support if j != partner), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -145,6 +232,7 @@ def test_neighbours_count_only_where_both_have_a_label() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_run_that_is_watched_learns_the_same_bits(small: Small, metrics: Metrics, tmp_path: Path) -> None:
     config = {"pairs": "standard", "neighbors__timing": "current"}
     pretrain(small(**config), tmp_path / "plain")

@@ -9,9 +9,9 @@ from pretrainings import Small
 
 from adasim.api import pretrain
 from adasim.config import Config
-from adasim.runs import overwrite as module
+from adasim.runs import access as module
+from adasim.runs.access import began_here
 from adasim.runs.folder import RunFolder
-from adasim.runs.launch import began_here
 from adasim.util.errors import UserError
 from adasim.util.files import TEMPORARY, remove
 
@@ -21,17 +21,16 @@ def old(tmp_path: Path) -> Path:
     """A run with everything that a run may hold, and its evaluations."""
     out = tmp_path / "run"
     RunFolder.create(out, Config(epochs=7), {}).close()
+    step = "checkpoints/step-000000012.1"
     for name in (
         *("metrics.jsonl", "backbone.safetensors", "results.jsonl", f"x.1-1{TEMPORARY}"),
         *(
-            "checkpoints/step-000000012.1/manifest.json",
-            "checkpoints/step-000000012.1/memory-00001.safetensors",
+            f"{step}/manifest.json",
+            f"{step}/memory-00001.safetensors",
+            f"{step}.2-2{TEMPORARY}/a.safetensors",
         ),
         *("history/epoch-000003-0123456789abcdef.safetensors", "tensorboard/events.out.tfevents.17.vm.1.0"),
-        *(
-            f"features/{'0' * 32}.safetensors",
-            f"checkpoints/step-000000015.2-2{TEMPORARY}/method.safetensors",
-        ),
+        f"features/{'0' * 32}.safetensors",
     ):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("old")
@@ -43,8 +42,8 @@ def overwrite(out: Path) -> RunFolder:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
-    return found | {str(p): os.readlink(p).encode() for p in folder.rglob("*") if p.is_symlink()}
+    regular = {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+    return regular | {str(p): os.readlink(p).encode() for p in folder.rglob("*") if p.is_symlink()}
 
 
 def test_a_run_is_replaced_whole_and_the_loss_is_told(old: Path) -> None:
@@ -73,9 +72,7 @@ def test_a_run_that_somebody_keeps_other_things_in_is_left_as_it_is(old: Path, n
     (old / name).parent.mkdir(parents=True, exist_ok=True)
     (old / name).write_text("precious")
     before = files(old)
-    with pytest.raises(
-        UserError, match=rf"--overwrite deletes runs alone, and .* also holds {name.split('/')[0]}"
-    ):
+    with pytest.raises(UserError, match=rf"deletes runs alone, and .* also holds {name.split('/')[0]}"):
         overwrite(old)
     assert files(old) == before
 
@@ -176,37 +173,18 @@ def test_only_the_launch_that_began_a_run_goes_on_with_it(
     assert not began_here(tmp_path / "absent", {name})
     monkeypatch.setenv(name, "6")
     assert not began_here(tmp_path / "run", {name})
-    for content in (
-        "",
-        "[]",
-        '{"id": "made by an earlier version"}',
-    ):  # nobody can say: nothing is overwritten
+    for content in ("", "[]", '{"id": "put back after run.json was lost"}'):  # nobody can say
         (tmp_path / "run" / "run.json").write_text(content)
         assert began_here(tmp_path / "run", {name})
 
 
 @pytest.mark.usefixtures("requeued")
-@pytest.mark.parametrize("before_the_end", range(len(module._DESCRIPTION)))
-def test_an_overwriting_cut_short_is_not_taken_for_ones_own_run(
+@pytest.mark.parametrize("before_the_end", [11, 4, 3, 2, 1, 0])
+def test_an_overwriting_cut_short_is_not_taken_for_ones_own_run_and_can_be_repeated(
     old: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: int
 ) -> None:
-    cut_short(old, monkeypatch, before_the_end)
-    assert not began_here(old, {"SLURM_JOB_ID"})
-
-
-@pytest.mark.parametrize("before_the_end", [11, 4, 2, 1, 0])
-def test_an_overwriting_cut_short_can_be_repeated(
-    old: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: int
-) -> None:
-    cut_short(old, monkeypatch, before_the_end)
-    overwrite(old).close()
-    assert RunFolder.open(old, lock=False).config.epochs == 8
-
-
-def cut_short(old: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: int) -> None:
-    """Begin to overwrite a run, and be interrupted so many deletions before the end."""
     calls = 0
-    total = len((*module._FOLDERS, *module._PRODUCTS, *module._DESCRIPTION))
+    total = len((*module._CONTENTS, *module._PRODUCTS, *module._DESCRIPTION))
 
     def interrupted(path: Path) -> None:
         nonlocal calls
@@ -219,3 +197,6 @@ def cut_short(old: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: int) -
         patch.setattr(module, "remove", interrupted)
         with pytest.raises(KeyboardInterrupt):
             overwrite(old)
+    assert not began_here(old, {"SLURM_JOB_ID"})
+    overwrite(old).close()
+    assert RunFolder.open(old, lock=False).config.epochs == 8

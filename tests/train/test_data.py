@@ -15,7 +15,7 @@ from adasim.api import pretrain
 from adasim.cli.main import main
 from adasim.data import FolderImages
 from adasim.recipes import RECIPES
-from adasim.runs.unreadable import UnreadableList
+from adasim.runs.metrics import UnreadableList
 from adasim.util.errors import UserError
 
 

@@ -15,9 +15,10 @@ import adasim
 from adasim.cli.main import main
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
+from adasim.runs import checkpoint as checkpoint_module
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
-from adasim.runs.verify import Checkpoint, Verifier
+from adasim.runs.manifest import Checkpoint, FileHashes
 from adasim.train.state import build_state
 from adasim.util.errors import UserError
 
@@ -117,9 +118,9 @@ def test_a_checkpoint_deleted_by_the_run_while_it_is_read_gives_way_to_the_newer
     out: Path, going: Going, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, moment: str
 ) -> None:
     hooks: dict[str, tuple[Any, str, bool]] = {
-        "found": (Verifier, "verify", True),
-        "in part verified": (Verifier, "hash", False),
-        "verified": (Verifier, "verify", False),
+        "found": (checkpoint_module, "verify", True),
+        "in part verified": (FileHashes, "of", False),
+        "verified": (checkpoint_module, "verify", False),
         "opened": (torch.UntypedStorage, "from_file", True),  # safetensors has read the header by then
         "in part read": (Checkpoint, "tensors", False),
     }
@@ -149,21 +150,21 @@ def test_lists_that_the_run_deletes_while_they_are_read_are_not_lost(
     going: Going, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     """An older checkpoint needs lists that a newer one does not."""
-    verify = Verifier.verify
+    verify = checkpoint_module.verify
     [needed, *_] = sorted((going.path / "history").iterdir())
     kept = needed.read_bytes()
 
-    def meanwhile(self: Verifier, path: Path) -> Checkpoint:
+    def meanwhile(*arguments: Any) -> Checkpoint:
         if going.saves:
             needed.write_bytes(kept)  # stands for those of the newer one
         else:
             needed.unlink()
-        found = verify(self, path)
+        found = verify(*arguments)
         if not going.saves:
             going.save()
         return found
 
-    monkeypatch.setattr(Verifier, "verify", meanwhile)
+    monkeypatch.setattr(checkpoint_module, "verify", meanwhile)
     assert adasim.load_run(going.path).memory is not None
     assert not recwarn.list
 
@@ -171,13 +172,13 @@ def test_lists_that_the_run_deletes_while_they_are_read_are_not_lost(
 def test_a_run_that_saves_faster_than_it_can_be_read_is_not_called_damaged(
     going: Going, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verify = Verifier.verify
+    verify = checkpoint_module.verify
 
-    def meanwhile(self: Verifier, path: Path) -> Checkpoint:
+    def meanwhile(*arguments: Any) -> Checkpoint:
         going.save()
-        return verify(self, path)
+        return verify(*arguments)
 
-    monkeypatch.setattr(Verifier, "verify", meanwhile)
+    monkeypatch.setattr(checkpoint_module, "verify", meanwhile)
     with pytest.raises(UserError, match=r"faster than it can be read\. Try again\.$"):
         _ = adasim.load_run(going.path).memory
 

@@ -18,7 +18,7 @@ from pretrainings import STEP, Digest, Run, Runs, Small, at
 
 from adasim.api import pretrain
 from adasim.config import Config
-from adasim.runs import lock as lock_module
+from adasim.runs import access as access_module
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import Training
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
     (tmp_path / "run" / "run.json").unlink()
     before = contents(tmp_path / "run")
     with pytest.raises(
-        UserError, match=r"written by adasim 0\.1, .*\(checkpoint format 2\).* Finish the run with"
+        UserError, match=r"written by adasim 0\.1\.0 \(checkpoint format 2\).* Finish the run with"
     ):
         pretrain(small(epochs=2), tmp_path / "run", resume=True)
     newest.write_bytes(manifest.seal({**values, "format": 4, "adasim": "7.1"}))
@@ -245,7 +245,7 @@ def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(lock_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(access_module.fcntl, "flock", refuse)
 
 
 @pytest.mark.usefixtures("no_flock")
