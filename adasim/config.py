@@ -17,6 +17,9 @@ from adasim.registry import METHODS, PAIRS
 from adasim.util.errors import UserError
 from adasim.util.fields import at_least, between, check_fields, check_name
 
+FIXED = tyro.conf.Suppress
+"""Of a field that belongs to a published method or recipe: set in Python or by a recipe, not on the command line."""
+
 
 @dataclass(kw_only=True)
 class DataConfig:
@@ -65,13 +68,13 @@ class ViewsConfig:
     """Side of the local views in pixels."""
     local_scale: tuple[float, float] = (0.05, 0.4)
     """Share of the image's area that a local crop covers."""
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    interpolation: Annotated[Literal["bicubic", "bilinear"], FIXED] = "bicubic"
     """How crops are resized."""
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
+    jitter: Annotated[tuple[float, float, float, float], FIXED] = (0.4, 0.4, 0.2, 0.1)
     """Ranges of brightness, contrast, saturation and hue; four views in five are jittered."""
-    blur_p: tuple[float, float, float] = (1.0, 0.1, 0.5)
+    blur_p: Annotated[tuple[float, float, float], FIXED] = (1.0, 0.1, 0.5)
     """Probability of a blur of view 1, of view 2 and of a local view."""
-    solarize_p: tuple[float, float] = (0.0, 0.2)
+    solarize_p: Annotated[tuple[float, float], FIXED] = (0.0, 0.2)
     """Probability of a solarisation of view 1 and of view 2."""
     color: float = 1.0
     """Strength of the colour jitter and greyscale; 0 switches both off."""
@@ -119,7 +122,7 @@ class ModelConfig:
     """Side of a ViT's patches in pixels."""
     small_stem: bool = False
     """ResNets: a 3x3 stem without pooling, for images of 32 to 64 pixels."""
-    zero_init_residual: bool = False
+    zero_init_residual: Annotated[bool, FIXED] = False
     """ResNets: start every residual branch at zero, as SimSiam published (and DINO did not). With one block per
     stage that leaves too little to start from: keep it off for `resnet_tiny`."""
     drop_path: float = 0.1
@@ -188,13 +191,13 @@ class OptimConfig:
     """The encoder's learning rate as a share of the heads': below 1 where it starts from trained weights."""
     head_epochs: int = 0
     """Epochs at the start in which the heads learn and the encoder waits: new heads would spoil a trained one."""
-    lr_every: Literal["step", "epoch"] = "step"
+    lr_every: Annotated[Literal["step", "epoch"], FIXED] = "step"
     """Whether the cosine moves every step (DINO) or every epoch (SimSiam)."""
     weight_decay: float = 0.04
     """Weight decay at the start."""
     weight_decay_end: float = 0.4
     """Weight decay at the end of its cosine."""
-    decay_all: bool = False
+    decay_all: Annotated[bool, FIXED] = False
     """Decay biases and 1-D parameters too (SimSiam); DINO leaves them out."""
     clip_grad: float = 0.0
     """Clip each parameter tensor's gradient to this norm; 0 is off."""
@@ -251,7 +254,7 @@ class EvalConfig:
 class Config:
     """A whole pretraining run."""
 
-    recipe: str = "custom"
+    recipe: Annotated[str, FIXED] = "custom"
     """Name of the recipe this configuration started from."""
     method: str = "dino"
     """Which method: `dino`, `simsiam`, `nnclr`, or one from a plug-in."""
@@ -375,7 +378,7 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The inverse of `to_dict`, also after a trip through JSON (tuples became lists)."""
-        values = _from_older_version(dict(values))
+        values = dict(values)
         method = values.get("method", "dino")
         if isinstance(method, str) and isinstance(values.get(method), dict) and method in METHODS:
             values["settings"] = _build(METHODS.outline(method).Settings, values.pop(method), f"{method}.")
@@ -383,23 +386,6 @@ class Config:
         if isinstance(pairs, str) and isinstance(values.get(pairs), dict) and pairs in PAIRS:
             values["pair_settings"] = _build(PAIRS.outline(pairs).Settings, values.pop(pairs), f"{pairs}.")
         return _build(cls, values, "")
-
-
-def _from_older_version(values: dict[str, Any]) -> dict[str, Any]:
-    """Version 0.1 kept the settings of both methods, and named augmentations after one. Up to 0.2, `views.engine`
-    chose where views were made, and JPEGs were decoded at their full size."""
-    views = values.get("views")
-    if isinstance(views, dict) and "engine" in views:
-        rest = {name: value for name, value in views.items() if name != "engine"}
-        views = {"in_memory": views["engine"] != "image", "reduced_jpeg": False, **rest}
-        values["views"] = views
-    if isinstance(views, dict) and views.get("recipe") in ("dino", "simsiam"):
-        rest = {name: value for name, value in views.items() if name != "recipe"}
-        values["views"] = {**METHODS.outline(views["recipe"]).VIEWS, **rest}
-        values = {
-            k: v for k, v in values.items() if k not in ("dino", "simsiam") or k == values.get("method")
-        }
-    return values
 
 
 def _build(cls: Any, values: dict[str, Any], where: str) -> Any:

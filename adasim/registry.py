@@ -121,9 +121,7 @@ PAIRS: Registry[Any] = Registry(
     },
 )
 """Classes of `adasim.neighbors.PairPolicy`."""
-SOURCES: Registry[Any] = Registry(
-    "kind of data", "adasim.data", dict.fromkeys(("synthetic", "embedded", "python", "hf"))
-)
+SOURCES: Registry[Any] = Registry("kind of data", "adasim.data", dict.fromkeys(("synthetic", "python", "hf")))
 """Functions from what stands behind `NAME:` in `--data NAME:...` to an `ImageSet`."""
 EVALUATIONS: Registry[Any] = Registry(
     "evaluation",

@@ -43,6 +43,8 @@ STEP = "adasim.train.state:TrainState.count"
 WRITE = "adasim.runs.checkpoint:_write"
 MANIFEST = "adasim.runs.checkpoint:atomic_write"
 
+FIXED = {"recipe", "views.interpolation", "views.jitter", "views.blur_p", "views.solarize_p"}
+"""What no option sets: `--method` brings it."""
 ENOUGH_S = 240  # far more than any run here takes, also on a machine that others use; a test has 300
 
 
@@ -90,7 +92,7 @@ def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
         options = {name: value for name, value in wanted.items() if name.startswith(("data.", "save."))}
     else:
         options = {
-            name: value for name, value in wanted.items() if value != recipe.get(name) and name != "recipe"
+            name: value for name, value in wanted.items() if value != recipe.get(name) and name not in FIXED
         }
     words = [
         "pretrain",

@@ -20,8 +20,8 @@ from adasim.config import (
     SaveConfig,
     ViewsConfig,
 )
-from adasim.methods import DinoSettings, SimSiam, SimSiamSettings
-from adasim.recipes import RECIPES, get_recipe
+from adasim.methods import DinoSettings, SimSiamSettings
+from adasim.recipes import RECIPES
 from adasim.registry import PAIRS
 from adasim.runs.folder import RunFolder
 from adasim.util.errors import UserError
@@ -133,11 +133,3 @@ def test_a_pair_policy_refuses_what_it_cannot_do_also_without_a_memory(
     monkeypatch.setattr(PAIRS["standard"], "check", check)
     with pytest.raises(UserError, match="not with 100 epochs"):
         Config(pairs="standard", epochs=100).check(10_000, has_labels=False)
-
-
-def test_a_configuration_of_version_0_1_is_read() -> None:
-    config = get_recipe("desk-resnet")
-    now = config.to_dict()
-    views = {k: v for k, v in now["views"].items() if k not in SimSiam.VIEWS}
-    former = {**now, "views": {"recipe": "simsiam", **views}, "dino": {"out_dim": 512}}
-    assert Config.from_dict(json.loads(json.dumps(former))) == config

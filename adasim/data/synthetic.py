@@ -258,14 +258,6 @@ def open_synthetic(count: str, *, size: int, split: str, seed: int) -> Synthetic
     return images
 
 
-@SOURCES.register("embedded")
-def open_embedded(count: str, *, size: int, split: str, seed: int) -> SyntheticImages:
-    """The former name, also on the images: a run that was begun with it goes on."""
-    images = open_synthetic(count, size=size, split=split, seed=seed)
-    images.name = f"embedded-{split}"
-    return images
-
-
 def _purpose(split: str, what: str) -> str:
     """Names a random choice. The word is the data set's former name: with another, every image would be another."""
     return f"embedded {split} {what}"

@@ -206,6 +206,6 @@ def data_name(source: Source) -> str:
     """A short name for tables: `photos` for /data/photos/ and photos.npz, `cifar10` for hf:user/cifar10."""
     if isinstance(source, ImageSet):
         return source.name
-    if source.partition(":")[0] in ("synthetic", "embedded"):
+    if source.partition(":")[0] == "synthetic":
         return source
     return Path(source.removeprefix("hf:")).name.removesuffix(".npz") or source

@@ -158,14 +158,6 @@ def test_synthetic_takes_a_count_and_a_size() -> None:
     assert array.shape == (256, 1, 40, 40)
 
 
-def test_the_former_name_still_opens_the_images_and_a_run_begun_with_it_knows_them_again() -> None:
-    former, now = open_images("embedded:48"), open_images("synthetic:48")
-    assert torch.equal(former.load(7), now.load(7))
-    assert former.listing() == [
-        "embedded-train[0:48] (1, 32, 32) b43b586499d36e32983a9aecf1dc8b182d2910e5542d53cf5c1e0d2d79fe4da5"
-    ]  # what data.json of such a run holds
-
-
 def test_a_kind_of_data_of_ones_own_is_opened_by_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(SOURCES, "_things", {name: SOURCES[name] for name in SOURCES.names()})

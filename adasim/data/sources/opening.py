@@ -20,7 +20,7 @@ _UNPACKED_BY = {
     ".zip": "unzip {here} -d {there}",
     **dict.fromkeys((".tar", ".tar.gz", ".tgz"), "mkdir -p {there} && tar -xf {here} -C {there}"),
 }
-_TOLD = ("hf", "synthetic", "embedded", "python")  # kinds that `_BUILT_IN` names, or that nobody types
+_TOLD = ("hf", "synthetic", "python")  # kinds that `_BUILT_IN` names, or that nobody types
 
 
 def open_images(
@@ -36,7 +36,7 @@ def open_images(
     Args:
         source: a folder of images (class folders, nested or flat; train/ and test/ or val/ inside, if there are any,
             are the splits), an `.npz` file, or `KIND:...` for a kind of `adasim.registry.SOURCES`: `hf:NAME` or
-            `hf:FOLDER`, `synthetic[:COUNT]` (formerly `embedded`), or one from a plug-in.
+            `hf:FOLDER`, `synthetic[:COUNT]`, or one from a plug-in.
         size: side in pixels of the images that `synthetic` draws; files keep theirs.
         split: "train" or "test".
         seed: random seed of `synthetic`.
