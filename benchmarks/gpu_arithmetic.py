@@ -16,7 +16,7 @@ from _report import report
 
 from adasim.recipes import get_recipe
 from adasim.tools.plan import Plan
-from adasim.train.footprint import Footprint
+from adasim.train.budget import Footprint
 
 IMAGES, RANKS = 1_281_167, 8
 PEAK = {"fp32": 19.5e12, "TF32": 156e12, "16 bits": 312e12}

@@ -54,6 +54,7 @@ from adasim.data.loading.cutting import Cutter, Task
 from adasim.methods import build_method
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
+from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import Training
 from adasim.train.signals import StopRequests
@@ -199,7 +200,8 @@ def our_epochs(config: Config, images: ArrayImages, out: Path) -> Callable[[], i
     state.epoch = state.memory.epochs
     loader = PairLoader(images, config.views, batch_size=config.batch_size, seed=0)
     facts = {"fingerprint": images.fingerprint(), "listing": images.listing()}
-    training = Training(config, RunFolder.create(out, config, facts), images, loader, state)
+    run, store = RunFolder.create(out, config, facts), CheckpointStore(out, keep=1)
+    training = Training(config, run, images, loader, state, store)
     training.report.__enter__()
     no_signals = StopRequests()  # not entered: it listens to nothing
 

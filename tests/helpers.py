@@ -24,7 +24,7 @@ from adasim.cli.main import main
 from adasim.config import Config
 from adasim.data import ImageSet, open_images
 from adasim.dist.processes import Distributed
-from adasim.train.trial import Speed, time_steps
+from adasim.train.budget import Speed, time_steps
 
 # Folders and files
 

@@ -26,7 +26,7 @@ from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
 from adasim.runs.folder import RunFolder
 from adasim.tools import forecast, photos
-from adasim.train.trial import Speed, time_steps
+from adasim.train.budget import Speed, time_steps
 from adasim.util.errors import UserError
 
 QUICK = ["--from-scratch", "--no-curves", "--no-compare"]

@@ -18,13 +18,10 @@ from adasim.dist.processes import Distributed
 from adasim.models import build_backbone
 from adasim.registry import PAIRS
 from adasim.tools.plan import Plan
-from adasim.train.footprint import Footprint
-from adasim.train.micro import ROOM, choose_micro_batches, free_bytes
-from adasim.train.progress import duration
+from adasim.train.budget import OVERHEAD, Footprint, choose_micro_batches, free_bytes, time_steps
 from adasim.train.state import bytes_on_disk, memory_options
-from adasim.train.trial import time_steps
 from adasim.util.errors import UserError
-from adasim.util.units import scaled
+from adasim.util.units import duration, scaled
 
 Line = tuple[str, str, str]
 """What, how much, why."""
@@ -90,7 +87,7 @@ def lines(
         (
             "batch",
             str(config.batch_size),
-            f"{at_once} at once, which takes about {scaled(ROOM * footprint.training_bytes(at_once), 'B')}",
+            f"{at_once} at once, which takes about {scaled(OVERHEAD * footprint.training_bytes(at_once), 'B')}",
         ),
         ("speed", f"{speed:,.3g} images/s", f"measured; {duration(epoch)} an epoch"),
         ("epochs", str(config.epochs), f"{duration(config.epochs * epoch)} in all"),

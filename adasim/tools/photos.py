@@ -35,12 +35,9 @@ from adasim.models import build_from, read_weights
 from adasim.recipes import for_epochs, from_weights
 from adasim.registry import METHODS
 from adasim.tools.forecast import Line, lines
-from adasim.train.footprint import Footprint
-from adasim.train.micro import choose_micro_batches, free_bytes
-from adasim.train.progress import duration
-from adasim.train.trial import time_steps
+from adasim.train.budget import Footprint, choose_micro_batches, free_bytes, time_steps
 from adasim.util.errors import UserError
-from adasim.util.units import scaled
+from adasim.util.units import duration, scaled
 
 _FEWEST = 16  # images; fewer have no neighbours worth the name
 _SPARE = 0.9  # of the time: the rest is for starting, saving and a busy machine

@@ -25,7 +25,7 @@ from adasim.models.backbones import VITS
 from adasim.neighbors.grouped import buffer_bytes
 from adasim.neighbors.memory import _INT8_FROM
 from adasim.options import PlanArguments
-from adasim.train.footprint import Footprint
+from adasim.train.budget import Footprint
 from adasim.util.errors import UserError
 from adasim.util.fields import between
 from adasim.util.units import scaled

@@ -27,10 +27,9 @@ from adasim.neighbors import PairPolicy
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder
 from adasim.runs.metrics import UnreadableList
-from adasim.train.micro import out_of_memory_in_words
+from adasim.train.budget import out_of_memory_in_words
 from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.signals import StopRequests, requeue, stopped
-from adasim.train.start import follow
 from adasim.train.state import TrainState, build_policy
 from adasim.train.step import forward, in_layout, learn
 from adasim.util import seeding
@@ -55,40 +54,22 @@ class Training:
         images: ImageSet,
         loader: PairLoader,
         state: TrainState,
+        store: CheckpointStore,
         ranks: Distributed = ALONE,
         knn: KnnDuringTraining | None = None,
         on_step: OnStep | None = None,
     ) -> None:
         self.config, self.path, self.images, self.loader, self.state = config, run.path, images, loader, state
-        self.run_folder, self.ranks, self.on_step = run, ranks, on_step
+        self.run_folder, self.store, self.ranks, self.on_step = run, store, ranks, on_step
         self.stopping = False  # agreed on by all ranks, as everything is that decides what comes next
         self.steps_per_epoch = loader.steps_per_epoch
         self.policy: PairPolicy = build_policy(config, len(images), state.memory, images.labels)
-        self.report = Reporter(config, run.path, images, state, loader.steps_per_epoch, ranks, knn)
+        self.report = Reporter(config, run, images, state, loader.steps_per_epoch, ranks, knn)
         self.unreadable = 0  # images that all ranks know to be so
         self.unreadable_list = UnreadableList(run.path, images)
-        self.notes = [*run.notes, *run.version_changes()]
-        if state.precision != config.precision and ranks.device.type != "cpu":
-            why = "has no TF32"
-            if config.precision != "tf32":
-                why = f"cannot scale losses, without which {config.precision} loses small gradients"
-            self.notes.append(f"{ranks.device} {why}: this run uses {state.precision}.")
-        self.store = CheckpointStore(run.path, config.save.keep, self.notes.append, ranks, run.id)
-        checkpoint = self.store.load_latest()
-        with ranks.raise_on_all():
-            if checkpoint is not None:
-                state.load(checkpoint, ranks.world)
-            elif run.has_saved:
-                raise UserError(
-                    f"The checkpoints of {run.path} are gone, and it had saved some. Restore them from a copy, "
-                    f"or begin again with --overwrite or another --out."
-                )
-            if ranks.is_main:
-                self.notes += follow(run, config, checkpoint, loader.steps_per_epoch)
-                self.store.run = self.report.run_id = run.id
         self.ddp = ranks.wrap(state.method)
         self.waited = 0.0  # seconds that this step has waited for data
-        self.saved_step = None if checkpoint is None else state.step
+        self.saved_step = state.step or None  # of the newest checkpoint
         self.saved_at = time.monotonic()
 
     def run(self) -> None:
@@ -98,8 +79,6 @@ class Training:
             Stopped: a signal or a closed standard output asked to stop; everything is saved. On all ranks.
         """
         config, state = self.config, self.state
-        for note in self.notes:
-            self.report.say(note)
         if state.epoch >= config.epochs and self.saved_step == state.step:
             self.mend_encoder()
             self.report.say(f"{self.path} is complete: nothing is left of its {config.epochs} epochs.")

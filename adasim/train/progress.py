@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.util import terminal
+from adasim.util.units import duration
 
 _SMOOTH_S = 20.0  # speeds are averages over about this long
 
@@ -177,14 +178,3 @@ class Progress:
 
     def _left(self) -> str:
         return "-:-- left" if self.seconds_left is None else f"{duration(self.seconds_left)} left"
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds as people write them: 0:07, 12:40, 3:05:00, 2 d 04:10."""
-    whole = max(0, round(seconds))
-    minutes, s = divmod(whole, 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
-    if days:
-        return f"{days} d {h:02d}:{m:02d}"
-    return f"{h}:{m:02d}:{s:02d}" if h else f"{m}:{s:02d}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import Config
@@ -30,7 +30,6 @@ from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
 from adasim.runs.folder import changed_settings, decisive
 from adasim.schedules import peak_learning_rate
-from adasim.train.footprint import weight_bytes
 from adasim.util.errors import UserError
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
@@ -149,8 +148,7 @@ class TrainState:
 
         Over ranks it takes its statistics from one micro-batch of each of them.
         """
-        norms = [layer for layer in self.method.modules() if isinstance(layer, _BatchNorm) and layer.training]
-        if not share or not norms:
+        if not share or not batch_norms(self.method):
             return
         before = self.settings["batch_size"] // share
         if size * before != self.part.images * world:
@@ -213,6 +211,17 @@ def bytes_on_disk(
     """
     epochs = window + keep - 1  # the windows of checkpoints that are an epoch apart
     return weights + 4 * _WATCHED * width + memory, epoch_lists * epochs
+
+
+def weight_bytes(method: nn.Module, moments: int) -> int:
+    """Of the networks and of an optimiser that keeps so many numbers beside each learned one."""
+    learned = sum(p.nbytes for p in method.parameters() if p.requires_grad)
+    return sum(tensor.nbytes for tensor in method.state_dict().values()) + moments * learned
+
+
+def batch_norms(method: nn.Module) -> list[nn.Module]:
+    """The layers that look at several images at once."""
+    return [layer for layer in method.modules() if isinstance(layer, _BatchNorm) and layer.training]
 
 
 def overlapping(parts: Sequence[tuple[int, str]], rows: range) -> list[tuple[int, str]]:

@@ -15,7 +15,7 @@ from adasim.config import Config, ModelConfig
 from adasim.data import Batch
 from adasim.models import Backbone, EvalTransform, build_backbone, load_backbone, save_backbone
 from adasim.recipes import for_epochs, from_weights, get_recipe
-from adasim.train.micro import has_batch_norm
+from adasim.train.budget import has_batch_norm
 from adasim.train.state import TrainState, build_state
 from adasim.train.step import learn, set_schedules
 from adasim.util.errors import UserError

@@ -11,7 +11,7 @@ from torch.profiler import profile
 from adasim.config import Config, ModelConfig
 from adasim.methods import build_method
 from adasim.recipes import get_recipe
-from adasim.train.footprint import Footprint
+from adasim.train.budget import Footprint
 
 
 def test_operations_and_weights_are_counted_as_by_hand() -> None:

@@ -62,7 +62,8 @@ def start(config: Config, out: Path) -> Training:
     state = build_state(config, len(images))
     loader = PairLoader(images, config.views, batch_size=config.batch_size, seed=config.seed)
     facts = {"fingerprint": images.fingerprint(), "listing": images.listing()}
-    return Training(config, RunFolder.create(out, config, facts), images, loader, state)
+    run, store = RunFolder.create(out, config, facts), CheckpointStore(out, config.save.keep)
+    return Training(config, run, images, loader, state, store)
 
 
 # Against the algorithm written out

@@ -18,8 +18,7 @@ from adasim.dist.processes import ALONE, Distributed
 from adasim.recipes import get_recipe
 from adasim.run import load_run
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.train.footprint import Footprint
-from adasim.train.micro import choose_micro_batches, free_bytes, out_of_memory_in_words
+from adasim.train.budget import Footprint, choose_micro_batches, free_bytes, out_of_memory_in_words
 from adasim.train.state import build_state
 from adasim.train.step import forward
 from adasim.util.errors import UserError
@@ -248,7 +247,7 @@ def test_files_that_a_container_keeps_in_memory_count_as_free(
     folder: str, limit: str, used: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a run that has read a large data set would seem to have no memory left."""
-    monkeypatch.setattr("adasim.train.micro._CGROUP", tmp_path)
+    monkeypatch.setattr("adasim.train.budget._CGROUP", tmp_path)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     (tmp_path / folder).mkdir(exist_ok=True)
     for name, text in ((limit, "1000\n"), (used, "990\n")):

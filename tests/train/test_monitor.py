@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adasim.train.monitor import READINGS, CollapseWatch
+from adasim.train.report import READINGS, CollapseWatch
 
 # When it speaks
 

@@ -21,8 +21,8 @@ from adasim.dist.processes import ALONE
 from adasim.models import build_backbone, save_backbone
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.tools.forecast import lines
+from adasim.train.budget import disk_needed
 from adasim.train.loop import Training
-from adasim.train.start import disk_needed
 from adasim.train.state import TrainState, build_state
 from adasim.util.errors import UserError
 
@@ -132,7 +132,7 @@ def test_a_disk_that_is_too_small_is_told_of(
     from shutil import disk_usage
 
     small_disk = disk_usage(tmp_path)._replace(free=20_000_000)
-    monkeypatch.setattr("adasim.train.start.shutil.disk_usage", lambda path: small_disk)
+    monkeypatch.setattr("adasim.train.budget.shutil.disk_usage", lambda path: small_disk)
     pretrain(small(epochs=2), tmp_path / "run")
     assert "Only 20 MB are free there." in in_one_line(capsys.readouterr().out)
 
@@ -142,7 +142,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
 ) -> None:
     full = shutil.disk_usage(tmp_path)._replace(free=9_000)
     with monkeypatch.context() as patched:
-        patched.setattr("adasim.train.start.shutil.disk_usage", lambda path: full)
+        patched.setattr("adasim.train.budget.shutil.disk_usage", lambda path: full)
         with pytest.raises(
             UserError, match=rf"Only 9 kB are free in {tmp_path}, and one .* another --out\.$"
         ):
@@ -150,7 +150,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
     assert not (tmp_path / "runs").exists()
     assert "step 1/" not in capsys.readouterr().out
     pretrain(small(epochs=2), tmp_path / "run")
-    monkeypatch.setattr("adasim.train.start.shutil.disk_usage", lambda path: full)
+    monkeypatch.setattr("adasim.train.budget.shutil.disk_usage", lambda path: full)
     pretrain(small(epochs=2), tmp_path / "run", resume=True)  # nothing is left to save
     with pytest.raises(UserError, match=r"Make room there, then resume\.$"):
         pretrain(small(epochs=3), tmp_path / "run", resume=True)
@@ -161,7 +161,7 @@ def test_a_disk_that_does_not_tell_its_size_is_not_taken_for_full(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some network and FUSE mounts report zeros."""
-    monkeypatch.setattr("adasim.train.start.shutil.disk_usage", lambda path: (0, 0, 0))
+    monkeypatch.setattr("adasim.train.budget.shutil.disk_usage", lambda path: (0, 0, 0))
     config = small()
     said = disk_needed(build_state(config, 48), config.save.keep, tmp_path, ALONE)
     assert said.endswith(f"in {tmp_path}.")
