@@ -31,10 +31,9 @@ from adasim.api import pretrain
 from adasim.data.synthetic import SyntheticImages, synthetic
 from adasim.explore.collection import collect
 from adasim.explore.duplicates import Group
-from adasim.explore.exploring import explore
-from adasim.explore.opening import Opened, open_run
+from adasim.explore.open import Opened, open_run
+from adasim.explore.page import explore, write_page
 from adasim.explore.support import support_of_features
-from adasim.explore.writing import write_page
 from adasim.options import ExploreOptions
 from adasim.recipes import get_recipe
 

@@ -24,7 +24,6 @@ FLOORS: list[set[str]] = [
     {"api", "run"},
     {"tools"},
     {"explore"},
-    {"gallery"},
     {"cli"},
     {"__main__"},
 ]

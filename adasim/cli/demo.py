@@ -59,13 +59,9 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     from adasim.api import pretrain
     from adasim.data import open_images
     from adasim.explore.collection import collect
-    from adasim.explore.exploring import explore
-    from adasim.explore.opening import open_run
-    from adasim.explore.writing import write_page
-    from adasim.gallery.figure import render
-    from adasim.gallery.opening import supports_of_memory
-    from adasim.gallery.picking import pick
-    from adasim.gallery.tables import rows_of
+    from adasim.explore.gallery import pick, render, rows_of, supports_of_memory
+    from adasim.explore.open import open_run
+    from adasim.explore.page import explore, write_page
     from adasim.options import ExploreOptions
     from adasim.recipes import for_epochs, get_recipe
     from adasim.run import load_run

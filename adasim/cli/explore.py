@@ -24,8 +24,8 @@ from adasim.util.terminal import console, say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from adasim.explore.opening import Opened
-    from adasim.explore.writing import Exploration
+    from adasim.explore.open import Opened
+    from adasim.explore.page import Exploration
 
 TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
             raise UserError(f"--export-atlas {asked.export_atlas} must end in .jsonl.")
         check_output(asked.export_atlas, asked.overwrite, "--export-atlas")
 
-    from adasim.explore.exploring import explore
+    from adasim.explore.page import explore
 
     opened = open_asked(asked, say)
     found = explore(opened, say)
@@ -90,19 +90,20 @@ def main(arguments: Sequence[str]) -> None:
 
 def write(asked: ExploreArguments, page: Path | None, found: Exploration, features: Tensor) -> list[Path]:
     """Everything that was asked for; returns what there is now."""
-    from adasim.explore.writing import write_atlas, write_csv, write_page
+    from adasim.explore.lists import write_atlas, write_csv
+    from adasim.explore.page import write_page
 
     written: list[Path] = []
     if asked.csv is not None:
         written += write_csv(asked.csv, found.tables, TABLES)
     if asked.export_atlas is not None:
-        write_atlas(asked.export_atlas, found, features)
+        write_atlas(asked.export_atlas, found.collection, found.support, features)
         written.append(asked.export_atlas)
     return written + (write_page(page, found) if page is not None else [])
 
 
 def open_asked(asked: ExploreArguments, say: Callable[[str], None]) -> Opened:
-    from adasim.explore.opening import open_backbone, open_features, open_run
+    from adasim.explore.open import open_backbone, open_features, open_run
 
     if asked.run is not None:
         return open_run(asked.run, asked, say, data=asked.data)

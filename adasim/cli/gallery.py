@@ -8,7 +8,7 @@ adasim gallery --backbone resnet50 --data photos/       any frozen encoder, any 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,7 +16,7 @@ import tyro
 from rich.text import Text
 
 from adasim.cli.options import Neighbours, read_options
-from adasim.gallery import FORMATS, KINDS
+from adasim.explore import KINDS
 from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
 from adasim.tools.outputs import check_output
 from adasim.util.errors import UserError
@@ -24,7 +24,7 @@ from adasim.util.files import atomic_write, write_errors
 from adasim.util.terminal import console, say
 
 if TYPE_CHECKING:
-    from adasim.gallery.opening import Supports
+    from adasim.explore.open import Opened
 
 
 @dataclass(kw_only=True)
@@ -64,9 +64,8 @@ def main(arguments: Sequence[str]) -> None:
     for path in paths.values():
         check_output(path, asked.overwrite)
 
-    from adasim.gallery.figure import render
-    from adasim.gallery.picking import pick
-    from adasim.gallery.tables import as_csv, as_latex, rows_of
+    from adasim.explore.gallery import pick, render, rows_of
+    from adasim.explore.lists import as_csv, as_latex
 
     supports = open_asked(asked, say)
     picked = pick(supports, asked.pick, asked.count, asked.seed)
@@ -100,19 +99,21 @@ def names(asked: GalleryArguments) -> tuple[Path, tuple[str, ...]]:
     if out.is_dir():
         return out / f"gallery-{kind}", tuple(dict.fromkeys(asked.format)) or ("png",)
     suffix = out.suffix.lower().removeprefix(".")
-    if suffix in FORMATS:
+    if suffix in ("png", "pdf"):
         return out.with_suffix(""), tuple(dict.fromkeys((suffix, *asked.format)))
     return out, tuple(dict.fromkeys(asked.format)) or ("png",)
 
 
-def open_asked(asked: GalleryArguments, say: Callable[[str], None]) -> Supports:
-    from adasim.explore.opening import open_backbone, open_features
-    from adasim.gallery.opening import supports_of_opened, supports_of_run
+def open_asked(asked: GalleryArguments, say: Callable[[str], None]) -> Opened:
+    from adasim.explore.gallery import supports_of_run
+    from adasim.explore.open import open_backbone, open_features
 
     if asked.run is not None:
         return supports_of_run(asked.run, say, data=asked.data, tau=asked.tau)
     assert asked.data is not None
     if asked.backbone is not None:
-        return supports_of_opened(open_backbone(asked.backbone, asked.data, asked, say), asked.k)
-    assert asked.features is not None
-    return supports_of_opened(open_features(asked.features, asked.data, asked, say), asked.k)
+        opened = open_backbone(asked.backbone, asked.data, asked, say)
+    else:
+        assert asked.features is not None
+        opened = open_features(asked.features, asked.data, asked, say)
+    return replace(opened, support=opened.support.best(asked.k))  # as many as a run would draw from

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     check_file(asked.exclude, "--exclude")
     check_images(asked.among, "--in")
 
-    from adasim.tools.similar import similar
+    from adasim.tools.similar import contact_sheet, similar
 
     nearest = similar(
         asked.model,
@@ -86,8 +86,6 @@ def main(arguments: Sequence[str]) -> None:
         table.add_row(str(place), f"{score:.4f}", name)
     console.print(table)
     if not asked.no_picture:
-        from adasim.tools.sheet import contact_sheet
-
         out = asked.out or _default_name(asked.image, asked.overwrite)
         with write_errors(out, "name another --out, or use --no-picture"):
             contact_sheet(out, nearest, asked.image.name)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from adasim.data.sources.found import few
 from adasim.runs.folder import versions
+from adasim.util.csv import escape_latex
 from adasim.util.errors import UserError
 from adasim.util.terminal import printable
 
@@ -29,10 +30,6 @@ NAMES = {
     "views": "own views",
 }
 """Protocols in the order of a table's columns."""
-_LATEX = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
-)
 
 
 @dataclass(frozen=True)
@@ -265,10 +262,10 @@ def to_latex(comparison: Comparison) -> str:
     columns = "l" + "r" * len(comparison.headings)
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
     for level in range(3):  # protocol, setting, data
-        heads = [heading[level].translate(_LATEX) for heading in comparison.headings]
+        heads = [escape_latex(heading[level]) for heading in comparison.headings]
         lines.append(" & ".join(["Run" if level == 0 else "", *heads]) + r" \\")
     lines.append(r"\midrule")
     for (name, _), cells in zip(comparison.rows, comparison.text(), strict=True):
         shown = [(rf"\textbf{{{value}}}" if best else value) + gap for value, gap, best in cells]
-        lines.append(" & ".join([name.translate(_LATEX), *shown]) + r" \\")
+        lines.append(" & ".join([escape_latex(name), *shown]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

@@ -1,16 +1,17 @@
-"""The explorer: neighbours, duplicates, wrong labels and outliers of any images, as one page to go through.
+"""The explorer: neighbours, duplicates, wrong labels and outliers of any images as one page; the paper's galleries.
 
-    support.py      every image's neighbours and their probabilities: from a run, an encoder, or features
-    duplicates.py   equal and nearly equal images
-    labels.py       suspicious labels, and which class is taken for which
-    outliers.py     surprising and lonely images
+    collection.py   training and test images under one numbering; features that somebody else made
+    support.py      every image's neighbours and their probabilities: from a memory, or from features
+    open.py         from what a person names (a run, an encoder, features) to images and their supports
     looks.py        thumbnails, sizes and hashes of the pixels
-    collection.py   training and test images under one numbering
-    findings.py     all hunts together, as tables
-    opening.py      from what a person names to all of the above
-    outputs.py      where these may be written
-    writing.py      the page, CSV files, Embedding Atlas
-    page/           the page's own HTML, CSS and JavaScript
+    duplicates.py   equal and nearly equal images
+    hunts.py        suspicious labels, surprising and lonely images; all hunts together
+    gallery.py      which images a gallery shows, and the picture
+    lists.py        findings and galleries as tables: CSV, LaTeX, Embedding Atlas
+    page.py         `explore`, and its page, of which page/ holds the HTML, CSS and JavaScript
 
 The hunts are functions of tensors; docs/explore.md says what each computes and what it misses.
 """
+
+KINDS = ("random", "intriguing", "other-class")
+"""What `adasim gallery --pick` knows by name; anything else is a list of images."""

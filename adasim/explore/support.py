@@ -6,6 +6,7 @@ Everything the explorer says about neighbours and labels is computed from these 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,8 +37,8 @@ class Support:
 
     def self_match(self) -> Tensor:
         """(N,): the probability that an image is its own match; NaN where nothing is known of it."""
-        found = (self.p * self.is_self()).sum(1)
-        return torch.where((self.neighbours >= 0).any(1), found, torch.nan)
+        own = (self.p * self.is_self()).sum(1)
+        return torch.where((self.neighbours >= 0).any(1), own, torch.nan)
 
     def best(self, k: int) -> Support:
         """The k best of each image alone, so that their probabilities sum to 1 again."""
@@ -52,9 +53,16 @@ class Support:
         return p / p.sum(1, keepdim=True).clamp(min=1e-300)
 
 
-def support_of_memory(memory: NeighborMemory, tau: float, width: int = WIDTH) -> Support:
-    """p_win over the union of the window's lists (the paper's printed form), the `width` best of each image."""
-    before, memory.support = memory.support, "union"
+def support_of_memory(
+    memory: NeighborMemory,
+    tau: float,
+    *,
+    form: Literal["topk", "union"] = "union",
+    width: int | None = WIDTH,
+) -> Support:
+    """p_win over the window's lists, by default over their union (the paper's printed form), the `width` best of each
+    image."""
+    before, memory.support = memory.support, form
     try:
         parts = [
             _at_most(width, *memory.distribution(ids, tau))
@@ -94,9 +102,9 @@ def nearest_others(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     unit = unit_rows(features)
     similarities, ids = search(unit, unit, min(k + 1, len(unit)))
     own = _own_place(ids, 0)
-    kept = (~own).nonzero()[:, 1].view(len(unit), -1)
-    distances = (1 - similarities.gather(1, kept)).clamp(min=0)
-    ids = ids.gather(1, kept)
+    others = (~own).nonzero()[:, 1].view(len(unit), -1)
+    distances = (1 - similarities.gather(1, others)).clamp(min=0)
+    ids = ids.gather(1, others)
     return torch.where(ids >= 0, distances, torch.inf), ids
 
 
@@ -131,7 +139,9 @@ def _softmax(similarities: Tensor, neighbours: Tensor, tau: float) -> Tensor:
     return torch.softmax(logits, 1).nan_to_num(0.0)  # NaN: a row without any
 
 
-def _at_most(width: int, neighbours: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def _at_most(width: int | None, neighbours: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    if width is None or neighbours.shape[1] <= width:
+        return neighbours, p
     neighbours, p = neighbours[:, :width], p[:, :width]
     return neighbours, p / p.sum(1, keepdim=True).clamp(min=1e-300)
 
@@ -139,6 +149,6 @@ def _at_most(width: int, neighbours: Tensor, p: Tensor) -> tuple[Tensor, Tensor]
 def _stacked(parts: list[tuple[Tensor, Tensor]]) -> Support:
     width = max(neighbours.shape[1] for neighbours, _ in parts)
     return Support(
-        torch.cat([F.pad(found, (0, width - found.shape[1]), value=-1) for found, _ in parts]),
+        torch.cat([F.pad(ids, (0, width - ids.shape[1]), value=-1) for ids, _ in parts]),
         torch.cat([F.pad(p, (0, width - p.shape[1])) for _, p in parts]),
     )

@@ -1,10 +1,12 @@
-"""The picture of `adasim similar`: the image asked for, and its nearest ones with their scores, on one sheet."""
+"""A sheet of images and words, placed in inches from its upper left corner: what `similar` and `gallery` draw on."""
 
 from __future__ import annotations
 
 import io
-import math
-from pathlib import Path
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,74 +14,82 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
-from adasim.data import Unreadable
-from adasim.tools.similar import Similar
-from adasim.util.files import atomic_write
-from adasim.util.terminal import printable, without_font_warnings
+from adasim.data import ImageSet, Unreadable
+from adasim.util.terminal import without_font_warnings
 
-_INK, _QUIET, _ACCENT, _PAPER = "#1d1d1f", "#75757a", "#2f6fab", "#ffffff"
-EMPTY = "#f1f1f3"
-"""Where an image leaves room in its square."""
-_CELL, _CAPTION, _GAP, _MARGIN = 1.6, 0.42, 0.16, 0.28  # inches
-_PIXELS = 160  # per inch
-_LETTERS = 24  # of a file's name
-
-
-def contact_sheet(path: Path, found: Similar, title: str) -> None:
-    """Write the sheet as a PNG, whole or not at all. `title` names the image asked for."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    columns = min(5, max(1, len(found)))
-    rows = max(2, math.ceil(len(found) / columns))  # beside the query, which is two cells high
-    large = 2 * _CELL + _CAPTION + _GAP
-    pitch_x, pitch_y = _CELL + _GAP, _CELL + _CAPTION + _GAP
-    left = _MARGIN + large + 2 * _GAP  # of the answers
-    width, height = left + columns * pitch_x - _GAP + _MARGIN, rows * pitch_y - _GAP + 2 * _MARGIN
-    figure = Figure(figsize=(width, height), dpi=_PIXELS, facecolor=_PAPER)
-
-    def cell(
-        pixels: Tensor | None, x: float, y: float, side: float, top: str, below: str, colour: str
-    ) -> None:
-        """A square of `side` inches whose upper left corner lies (x, y) from that of the sheet, and two lines."""
-        axis = figure.add_axes((x / width, 1 - (y + side) / height, side / width, side / height))
-        _show(axis, pixels, round(side * _PIXELS))
-        plain: dict[str, Any] = {"va": "top", "parse_math": False}  # a file name may hold dollars
-        figure.text(
-            x / width, 1 - (y + side + 0.07) / height, top, size=8, color=colour, weight="bold", **plain
-        )
-        figure.text(x / width, 1 - (y + side + 0.22) / height, below, size=6.5, color=_QUIET, **plain)
-
-    cell(found.query, _MARGIN, _MARGIN, large, "your image", _short(title, 2 * _LETTERS), _ACCENT)
-    for place, (i, score, name) in enumerate(zip(found.ids, found.scores, found.files, strict=True)):
-        row, column = divmod(place, columns)
-        x, y = left + column * pitch_x, _MARGIN + row * pitch_y
-        cell(_load(found, i), x, y, _CELL, f"{place + 1}.  {score:.3f}", _short(name, _LETTERS), _INK)
-    buffer = io.BytesIO()
-    with without_font_warnings():
-        figure.savefig(buffer, format="png", facecolor=_PAPER)
-    atomic_write(path, buffer.getvalue())
+INK, PAPER = "#1d1d1f", "#ffffff"
+_EMPTY = "#f1f1f3"  # where an image leaves room in its square
+_PIXELS = {"png": 160, "pdf": 300}  # per inch, of images
+_SCRIPTS = (  # fonts of other scripts, for names: whichever of them a machine has
+    *("Noto Sans CJK JP", "Noto Sans CJK SC", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "MS Gothic"),
+    *("Malgun Gothic", "Apple SD Gothic Neo", "WenQuanYi Zen Hei", "Noto Sans Devanagari", "Noto Sans Thai"),
+    "Arial Unicode MS",
+)
 
 
-def _show(axis: Any, pixels: Tensor | None, target: int) -> None:
-    """The whole image in the middle of a pale square of `target` pixels, its proportions kept."""
-    axis.set_xticks([])
-    axis.set_yticks([])
-    for line in axis.spines.values():
-        line.set_visible(False)
-    axis.set_facecolor(EMPTY)
-    axis.set_xlim(0, 1)
-    axis.set_ylim(0, 1)
-    if pixels is None:
-        axis.text(0.5, 0.5, "cannot be read", ha="center", va="center", size=7, color=_QUIET)
-        return
-    shown, w, h = fitted(pixels, target)
-    box = (0.5 - w / 2, 0.5 + w / 2, 0.5 - h / 2, 0.5 + h / 2)
-    axis.imshow(shown, extent=box, interpolation="none")
-    axis.set_xlim(0, 1)
-    axis.set_ylim(0, 1)
+class Sheet:
+    """A matplotlib figure of one pair of axes in inches: axes for every image would take most of the time.
+
+    It is made, and drawn on, within `plain_look`.
+
+    Args:
+        width, height: of the sheet.
+        format: of the file that `render` makes of it: "png", or "pdf", whose text is text.
+    """
+
+    def __init__(self, width: float, height: float, format: str = "png") -> None:
+        from matplotlib.figure import Figure
+
+        self._format = format
+        self.figure = Figure(figsize=(width, height), facecolor=PAPER)
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
+        self.axes.set(xlim=(0, width), ylim=(height, 0))
+        self.axes.axis("off")
+
+    def render(self) -> bytes:
+        """The content of the file; the same for the same picture."""
+        buffer = io.BytesIO()
+        date = {"CreationDate": None} if self._format == "pdf" else {}
+        with plain_look():
+            self.figure.savefig(
+                buffer, format=self._format, dpi=_PIXELS["png"], facecolor=PAPER, metadata=date
+            )
+        return buffer.getvalue()
+
+    def image(self, pixels: Tensor | None, x: float, y: float, side: float, quiet: str) -> None:
+        """The whole image (3, H, W) in the middle of a pale square; None, in `quiet` words, cannot be read."""
+        self.rectangle(x, y, side, side, _EMPTY)
+        if pixels is None:
+            self.text(x + 0.1, y + side / 2 - 0.08, "cannot be read", color=quiet, size=9)
+            return
+        shown, width, height = fitted(pixels, round(side * _PIXELS[self._format]))
+        left, top = x + side * (1 - width) / 2, y + side * (1 - height) / 2
+        box = (left, left + side * width, top + side * height, top)
+        self.axes.imshow(shown, extent=box, aspect="auto", interpolation="none", zorder=2)
+
+    def rectangle(self, x: float, y: float, width: float, height: float, colour: str, **style: Any) -> None:
+        from matplotlib.patches import Rectangle
+
+        style = {"linewidth": 0, **style}
+        self.axes.add_patch(Rectangle((x, y), width, height, color=colour, **style))
+
+    def text(self, x: float, y: float, words: str, *, room: float | None = None, **style: Any) -> None:
+        """Words whose upper left corner is at (x, y); what does not fit into `room` inches is cut off."""
+        style = {"color": INK, **style}
+        if room is not None:
+            words = _cut(words, room, style["size"], style.get("weight", "normal"))
+        # Names may hold dollars, which would begin a formula.
+        self.axes.text(x, y, words, va="top", parse_math=False, **style)
+
+
+def text_width(words: str, size: float, weight: str = "normal") -> float:
+    """In inches."""
+    from matplotlib.font_manager import FontProperties
+
+    width, _, _ = _ruler().get_text_width_height_descent(
+        words, FontProperties(size=size, weight=weight), False
+    )
+    return width / 72
 
 
 def fitted(pixels: Tensor, target: int) -> tuple[np.ndarray, float, float]:
@@ -95,14 +105,43 @@ def fitted(pixels: Tensor, target: int) -> tuple[np.ndarray, float, float]:
     return shown.permute(1, 2, 0).to(torch.uint8).numpy(), size[1] / target, size[0] / target
 
 
-def _load(found: Similar, i: int) -> Tensor | None:
+def load_readable(images: ImageSet, i: int) -> Tensor | None:
+    """The image (3, H, W), or None: it was readable when its features were made."""
     try:
-        return found.images.load(i)
-    except Unreadable:  # it was readable once: its features were kept
+        return images.load(i)
+    except Unreadable:
         return None
 
 
-def _short(name: str, letters: int) -> str:
-    """A name that fits below its image: the end says more than the beginning."""
-    name = printable(name)
-    return name if len(name) <= letters else "…" + name[1 - letters :]
+@contextmanager
+def plain_look() -> Iterator[None]:
+    """The look does not depend on the settings of a person's matplotlib."""
+    from matplotlib import style
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    families = ["DejaVu Sans", *(name for name in _SCRIPTS if name in installed)]
+    look = {"font.family": families, "pdf.fonttype": 42, "image.composite_image": False}
+    log = logging.getLogger("matplotlib.font_manager")
+    level = log.level
+    with style.context(["default", look]), without_font_warnings():
+        log.setLevel(logging.ERROR)  # that a font has no bold letters interests nobody
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+
+
+@cache
+def _ruler() -> Any:
+    from matplotlib.backends.backend_agg import RendererAgg
+
+    return RendererAgg(16, 16, 72)
+
+
+def _cut(words: str, room: float, size: float, weight: str) -> str:
+    if text_width(words, size, weight) <= room:
+        return words
+    while words and text_width(words + "…", size, weight) > room:
+        words = words[:-1]
+    return words.rstrip() + "…"

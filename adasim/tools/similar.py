@@ -1,7 +1,8 @@
-"""`similar`: the images of a folder that an encoder finds most similar to one image."""
+"""`similar`: the images of a folder that an encoder finds most similar to one image, and a sheet of them."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,11 @@ from adasim.models import Backbone
 from adasim.neighbors import search
 from adasim.options import Options
 from adasim.tools.embed import source
+from adasim.tools.sheet import INK, Sheet, load_readable, plain_look
 from adasim.util.errors import UserError
+from adasim.util.files import atomic_write
 from adasim.util.rgb import to_tensor
+from adasim.util.terminal import shortened
 
 
 @dataclass(frozen=True)
@@ -77,20 +81,19 @@ def similar(
     options = Options(size=size, device=device, workers=workers, exclude=verdicts, no_cache=not cache)
     extractor = open_extractor(model, options, say=say)
     images = extractor.open_images(source(among), split)
-    found = extractor.features(images, max_unreadable=1.0)
-    rows = normalize(found.values, dim=1)  # (n, D)
+    features = extractor.features(images, max_unreadable=1.0)
+    rows = normalize(features.values, dim=1)  # (n, D)
     wanted = normalize(_feature(extractor, query), dim=1)  # (1, D)
     scores, places = (answer[0] for answer in search(wanted, rows, min(k + 1, len(rows))))
-    answers = [
-        (int(found.ids[place]), score)
-        for place, score in zip(places, scores.tolist(), strict=True)
-        if place >= 0
-    ]
-    if isinstance(image, str | Path):
-        answers = [(i, score) for i, score in answers if not _same_file(images.where(i), image)]
-    answers = answers[:k]
-    ids = [i for i, _ in answers]
-    return Similar([file_name(images, i) for i in ids], [score for _, score in answers], ids, query, images)
+    ids: list[int] = []
+    values: list[float] = []
+    for place, score in zip(places.tolist(), scores.tolist(), strict=True):
+        i = int(features.ids[place])
+        itself = isinstance(image, str | Path) and _same_file(images.where(i), image)
+        if place >= 0 and not itself and len(ids) < k:
+            ids.append(i)
+            values.append(score)
+    return Similar([file_name(images, i) for i in ids], values, ids, query, images)
 
 
 def _read(image: Any) -> Tensor:
@@ -120,3 +123,40 @@ def _same_file(one: str, other: str | Path) -> bool:
         return os.path.samefile(one, other)
     except OSError:
         return False
+
+
+# ---- the picture ----
+
+_QUIET, _ACCENT = "#75757a", "#2f6fab"
+_CELL, _CAPTION, _GAP, _MARGIN = 1.6, 0.42, 0.16, 0.28  # inches
+_LETTERS = 24  # of a file's name
+
+
+def contact_sheet(path: Path, answer: Similar, title: str) -> None:
+    """Write a PNG, whole or not at all: the image asked for, and beside it the nearest ones with their scores.
+
+    Args:
+        title: names the image asked for.
+    """
+    columns = min(5, max(1, len(answer)))
+    rows = max(2, math.ceil(len(answer) / columns))  # beside the query, which is two cells high
+    large = 2 * _CELL + _CAPTION + _GAP
+    pitch_x, pitch_y = _CELL + _GAP, _CELL + _CAPTION + _GAP
+    left = _MARGIN + large + 2 * _GAP  # of the answers
+    with plain_look():
+        sheet = Sheet(left + columns * pitch_x - _GAP + _MARGIN, rows * pitch_y - _GAP + 2 * _MARGIN)
+
+        def cell(pixels: Tensor | None, x: float, y: float, side: float, words: str, name: str) -> None:
+            """A square with two lines below it."""
+            sheet.image(pixels, x, y, side, _QUIET)
+            colour = _ACCENT if side == large else INK
+            sheet.text(x, y + side + 0.07, words, size=8, color=colour, weight="bold")
+            sheet.text(x, y + side + 0.22, name, size=6.5, color=_QUIET)
+
+        cell(answer.query, _MARGIN, _MARGIN, large, "your image", shortened(title, 2 * _LETTERS))
+        for place, (i, score, name) in enumerate(zip(answer.ids, answer.scores, answer.files, strict=True)):
+            row, column = divmod(place, columns)
+            x, y = left + column * pitch_x, _MARGIN + row * pitch_y
+            words = f"{place + 1}.  {score:.3f}"
+            cell(load_readable(answer.images, i), x, y, _CELL, words, shortened(name, _LETTERS))
+    atomic_write(path, sheet.render())

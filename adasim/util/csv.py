@@ -1,10 +1,11 @@
-"""CSV that a spreadsheet can open without running anything in it: written here, and read back."""
+"""Text that others wrote, in tables: CSV in which a spreadsheet finds nothing to run, and LaTeX that can be set."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -53,3 +54,31 @@ def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     columns = lines[0] if lines else []
     rows = [dict(zip(columns, map(original, line), strict=False)) for line in lines[1:] if line]
     return columns, rows
+
+
+_LATEX = {
+    **{character: "\\" + character for character in "&%#$_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{character: f"{{{character}}}" for character in "[]*"},  # after \\ they would be its arguments
+}
+
+
+def escape_latex(text: str) -> str:
+    r"""Any text as LaTeX that every engine can set: Latin letters as they are, other scripts by their numbers.
+
+    >>> print(escape_latex("50% of_{é}"), escape_latex("猫.png"))
+    50\% of\_\{é\} U+732B.png
+    """
+    escaped = "".join(map(_latex, unicodedata.normalize("NFC", text)))
+    return re.sub(r"(?<=[-`'?!])(?=[-`'])", "{}", escaped)  # lest two become a dash or a quotation mark
+
+
+def _latex(c: str) -> str:
+    parts = unicodedata.normalize("NFD", c)  # a letter and its accents
+    latin = " " <= c < "\u0180" and parts[0].isascii() and max(parts) < "\u0328"
+    return _LATEX.get(c) or (c if latin or c in "ßæÆøØœŒłŁ" else f"U+{ord(c):04X}")

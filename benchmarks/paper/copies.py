@@ -20,9 +20,8 @@ from PIL import Image, ImageDraw
 
 from adasim.explore.collection import Collection
 from adasim.explore.duplicates import thumbnail_difference
-from adasim.explore.exploring import explore
-from adasim.explore.opening import open_backbone
-from adasim.explore.writing import Exploration
+from adasim.explore.open import open_backbone
+from adasim.explore.page import Exploration, explore
 from adasim.options import ExploreOptions
 
 from .cell import RESULTS, append, stamp

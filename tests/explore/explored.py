@@ -11,11 +11,10 @@ import torch
 from PIL import Image
 
 from adasim.data.synthetic import synthetic
-from adasim.explore.collection import Collection, open_collection
-from adasim.explore.exploring import explore
-from adasim.explore.opening import Opened
+from adasim.explore.collection import Collection
+from adasim.explore.open import Opened, open_collection
+from adasim.explore.page import Exploration, explore, write_page
 from adasim.explore.support import Support, support_of_features
-from adasim.explore.writing import Exploration, write_page
 
 HOSTILE = [
     "<img src=x onerror=window.pwned=1>.png",

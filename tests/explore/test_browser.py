@@ -18,7 +18,7 @@ import pytest
 from explore.explored import HOSTILE, Explored, explored
 
 from adasim.explore.looks import COLUMNS
-from adasim.explore.writing import write_page
+from adasim.explore.page import write_page
 from adasim.util.csv import to_csv
 from adasim.util.terminal import printable
 
@@ -588,7 +588,7 @@ def test_an_image_that_others_list_beyond_the_shown_ranks_is_not_called_lonely(
     browser: Any, tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = tab.explored.found
-    monkeypatch.setattr("adasim.explore.writing.PAGE_SUPPORT", 1)
+    monkeypatch.setattr("adasim.explore.page.PAGE_SUPPORT", 1)
     monkeypatch.setattr(found, "windowed", True)
     write_page(tmp_path / "page.html", found)
     best, own = found.support.neighbours[:, 0].tolist(), found.support.self_match().tolist()

@@ -22,8 +22,8 @@ from adasim.cli.main import main
 from adasim.data import ArrayImages
 from adasim.eval.encoder import open_encoder
 from adasim.explore.collection import collect
-from adasim.explore.opening import open_features
-from adasim.explore.writing import as_json, write_page
+from adasim.explore.open import open_features
+from adasim.explore.page import as_json, write_page
 from adasim.options import ExploreOptions
 from adasim.util.csv import original, read_csv, safe, to_csv
 from adasim.util.errors import UserError
@@ -301,7 +301,7 @@ def test_features_of_which_it_is_not_clear_whose_they_are_are_refused(
 def test_the_page_counts_supports_and_knows_self_matches_beyond_the_neighbours_that_it_shows(
     small: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adasim.explore.writing.PAGE_SUPPORT", 1)
+    monkeypatch.setattr("adasim.explore.page.PAGE_SUPPORT", 1)
     write_page(tmp_path / "page.html", small.found)
     data = payload(tmp_path / "page.html")
     listed = np.frombuffer(base64.b64decode(data["listed"]), "<u4")

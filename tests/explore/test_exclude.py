@@ -19,7 +19,7 @@ from adasim.config import Config
 from adasim.data import describe, leave_out, open_images
 from adasim.data.sources.excluded import file_key
 from adasim.explore.collection import collect
-from adasim.explore.opening import open_run
+from adasim.explore.open import open_run
 from adasim.options import ExploreOptions
 from adasim.run import load_run
 from adasim.util.csv import to_csv

@@ -5,7 +5,7 @@ import math
 import torch
 from explore.test_support import features, random_support
 
-from adasim.explore.labels import agreement, confusion, distance_ratio, label_mass, wrong_labels
+from adasim.explore.hunts import agreement, confusion, distance_ratio, label_mass, wrong_labels
 from adasim.explore.support import nearest_others
 
 

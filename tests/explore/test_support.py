@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from adasim.explore.opening import augmented_support
-from adasim.explore.outliers import lonely, popularity, surprising
+from adasim.explore.hunts import lonely, popularity, surprising
+from adasim.explore.open import augmented_support
 from adasim.explore.support import (
     Support,
     nearest_others,

@@ -24,7 +24,7 @@ from adasim.eval import features, kept
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
 from adasim.tools.embed import Embedding
-from adasim.tools.sheet import contact_sheet
+from adasim.tools.similar import contact_sheet
 from adasim.util.csv import read_csv
 from adasim.util.errors import UserError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,24 +10,19 @@ import torch
 from torch import Tensor
 
 from adasim.config import ViewsConfig
-from adasim.data import ImageSet, PairLoader, describe
-from adasim.dist.devices import pick_device
-from adasim.eval.encoder import open_encoder
-from adasim.eval.evaluation import Extractor
+from adasim.data import ImageSet, PairLoader, describe, leave_out, open_images
+from adasim.eval.evaluation import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen, progress_bar
-from adasim.explore.collection import Collection, collect, open_collection, open_test
-from adasim.explore.given import given_features
+from adasim.explore.collection import Collection, collect, given_features
 from adasim.explore.support import WIDTH, Support, support_of_features, support_of_memory, with_more
 from adasim.models import Backbone
 from adasim.models.transforms import EvalTransform
 from adasim.neighbors import NeighborMemory
-from adasim.options import TAU, ExploreOptions, refuse_unused
+from adasim.options import TAU, ExploreOptions, Options, refuse_unused
 from adasim.registry import is_path
 from adasim.run import Run, load_run
-from adasim.util.errors import UserError
+from adasim.util.errors import MissingSplitError, UserError
 
-Say = Callable[[str], None]
-"""Takes a sentence for a person."""
 _BATCH = 256
 
 
@@ -64,24 +58,24 @@ def open_run(
     """
     run = load_run(path)
     memory = run.memory if run.keeps_neighbours else None
-    if memory is not None and memory.epochs:
+    if memory is not None and not memory.epochs:
+        memory = None
+    if memory is not None:
         refuse_unused(options, ("passes", "k"), path)
-    train = own_images(run, data, images, "explore")
+    train = own_images(run, data, images, "explore", memory)
     test = None
     if images is None:
         source, size = data or run.config.data.source, run.config.views.size
         test = open_test(source, size=size, exclude=run.config.data.exclude, say=say)
-    collection = collect([train] if test is None else [train, test])
-    _tell(collection, say)
+    collection = _collected(train, test, say)
     extractor = _extractor(str(path), options, say)
     features = _features(extractor, collection)
-    if memory is None or memory.epochs == 0:
+    if memory is None:
         say(
             f"{path} keeps no neighbours: they are found by {options.passes} augmented passes of its encoder."
         )
         support = _passes(extractor, collection, options)
         return Opened(collection, support, features, f"the encoder of the run {Path(path).resolve().name}")
-    require_as_many(memory, train, run)
     tau = options.tau or run.config.neighbors.tau or TAU
     support = support_of_memory(memory, tau)
     if test is not None:
@@ -100,7 +94,7 @@ def origin_in_words(memory: NeighborMemory, tau: float, name: str) -> str:
 def open_backbone(model: str, data: str, options: ExploreOptions, say: Say) -> Opened:
     """Any frozen encoder: p_win from w augmented passes over the images."""
     extractor = _extractor(model, options, say)
-    collection = _open_data(data, extractor.encoder.transform.size, say)
+    collection = open_collection(data, size=extractor.encoder.transform.size, say=say)
     features = _features(extractor, collection)
     support = _passes(extractor, collection, options)
     name, k, tau = extractor.encoder.name, options.k, options.frozen_tau
@@ -110,7 +104,7 @@ def open_backbone(model: str, data: str, options: ExploreOptions, say: Say) -> O
 
 def open_features(file: Path, data: str, options: ExploreOptions, say: Say) -> Opened:
     """Features that somebody else made: one comparison of every image with every other."""
-    collection = _open_data(data, options.size or 32, say)
+    collection = open_collection(data, size=options.size or 32, say=say)
     features = given_features(file, collection, data, say)
     support = support_of_features(features, options.k, options.frozen_tau)
     return Opened(collection, support, features, f"features from {file.name}", windowed=False)
@@ -185,18 +179,9 @@ def _passes(extractor: Extractor, collection: Collection, options: ExploreOption
     )
 
 
-def _extractor(model: str, options: ExploreOptions, say: Say) -> Extractor:
-    encoder = open_encoder(model, random_weights=options.random_weights, size=options.size)
-    if encoder.note:
-        say(encoder.note)
-    return Extractor(
-        encoder,
-        device=pick_device(options.device),
-        workers=options.workers,
-        cached=not options.no_cache,
-        seed=options.seed,
-        say=say,
-    )
+def _extractor(model: str, asked: ExploreOptions, say: Say) -> Extractor:
+    same = ("random_weights", "size", "device", "workers", "no_cache", "seed")
+    return open_extractor(model, Options(**{name: getattr(asked, name) for name in same}), say=say)
 
 
 def _features(extractor: Extractor, collection: Collection) -> Tensor:
@@ -210,21 +195,37 @@ def _features(extractor: Extractor, collection: Collection) -> Tensor:
     return torch.cat(parts)
 
 
-def _open_data(data: str, size: int, say: Say) -> Collection:
-    collection = open_collection(data, size=size, say=say)
-    _tell(collection, say)
-    return collection
+def open_collection(source: str, *, size: int, say: Say) -> Collection:
+    """The images of a source, which `say` is told: its training and its test split, or all of them where it is not
+    divided."""
+    train, test = open_images(source, size=size), open_test(source, size=size, say=say)
+    return _collected(train, test, say)
 
 
-def _tell(collection: Collection, say: Say) -> None:
-    """What images these are, and, once, what lies beside them and is not looked at."""
-    first, *more = collection.sets
-    say(describe(first, used=[images.split for images in more]))
+def open_test(source: str, *, size: int, exclude: str | None = None, say: Say) -> ImageSet | None:
+    """The test images of a source, if it has any, without those that the verdicts in `exclude` reject; where they
+    cannot be opened, `say` is told why."""
+    try:
+        return leave_out(open_images(source, size=size, split="test"), exclude)
+    except MissingSplitError:
+        return None
+    except UserError as error:
+        say(f"Without the test images: {error}")
+        return None
+
+
+def _collected(train: ImageSet, test: ImageSet | None, say: Say) -> Collection:
+    """Both as one; says what images these are, and, once, what lies beside them and is not looked at."""
+    more = [] if test is None else [test]
+    say(describe(train, used=[images.split for images in more]))
     for images in more:
         say(describe(images, used=None))
+    return collect([train, *more])
 
 
-def own_images(run: Run, data: str | None, images: ImageSet | None, command: str) -> ImageSet:
+def own_images(
+    run: Run, data: str | None, images: ImageSet | None, command: str, memory: NeighborMemory | None
+) -> ImageSet:
     """The images that a run was trained on. Neighbours are numbers of images: others would give wrong ones, and are
     refused.
 
@@ -232,6 +233,7 @@ def own_images(run: Run, data: str | None, images: ImageSet | None, command: str
         data: where they are now, if they moved.
         images: those that were handed over in Python.
         command: which command looks at them, for the sentence that refuses others.
+        memory: which must know as many: a run may have no fingerprint of its images.
     """
     source, known = data or run.config.data.source, run.data_fingerprint
     gone = is_path(source) and os.path.isabs(source) and not os.path.exists(source)
@@ -243,13 +245,9 @@ def own_images(run: Run, data: str | None, images: ImageSet | None, command: str
             f"The images are not those that {run.path} was trained on, and its neighbours would be wrong ones. "
             f"Restore them, or look at these with: adasim {command} --backbone {run.path} --data {source}"
         )
-    return images
-
-
-def require_as_many(memory: NeighborMemory, images: ImageSet, run: Run) -> None:
-    """Refuse images that cannot be those of a memory, for a run that has no fingerprint of its images."""
-    if len(images) != memory.num_images:
+    if memory is not None and len(images) != memory.num_images:
         raise UserError(
             f"{run.path} knows {memory.num_images:,} images, and {images.place or images.name} has {len(images):,}. "
             f"Name the images that it was trained on with --data."
         )
+    return images

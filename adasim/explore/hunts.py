@@ -1,4 +1,5 @@
-"""Wrong labels: images whose neighbours carry another label, and two second opinions. A label of -1 is unknown."""
+"""The hunts, as functions of tensors: wrong labels, surprising and lonely images; and all of them together with the
+duplicates of duplicates.py. A label of -1 is unknown."""
 
 from __future__ import annotations
 
@@ -7,9 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adasim.explore.support import Support, unit_rows
+from adasim.explore.collection import Collection
+from adasim.explore.duplicates import (
+    Group,
+    find_groups,
+    looks_as_features,
+    mutual_neighbours,
+    near_and_scenes,
+)
+from adasim.explore.looks import Looks
+from adasim.explore.support import Support, nearest_others, unit_rows
 
+NEAREST = 10
+"""Nearest images, by features, that second opinions and duplicates look at."""
 _ROWS = 512  # images whose distances to all are held at once
+
+# ---- labels ----
 
 
 @dataclass(frozen=True)
@@ -117,8 +131,113 @@ def distance_ratio(features: Tensor, labels: Tensor) -> Tensor:
         same = own[block, None] == own
         a = (1 - similarities.masked_fill(~same, -torch.inf).amax(1).double()).clamp(min=0) / 2
         b = (1 - similarities.masked_fill_(same, -torch.inf).amax(1).double()).clamp(min=0) / 2
-        found = b.square() / (a.square() + b.square())
+        score = b.square() / (a.square() + b.square())
         # Both 0: copies with two labels; neither is the nearer one.
-        found = torch.where((a == 0) & (b == 0), 0.5, found)
-        ratio[ids[block]] = torch.where(torch.isfinite(a) & torch.isfinite(b), found, torch.nan)
+        score = torch.where((a == 0) & (b == 0), 0.5, score)
+        ratio[ids[block]] = torch.where(torch.isfinite(a) & torch.isfinite(b), score, torch.nan)
     return ratio
+
+
+# ---- outliers ----
+
+
+def surprising(support: Support) -> tuple[Tensor, Tensor]:
+    """Ids of images whose best match is another image, and by how much its probability exceeds theirs; most first."""
+    excess = support.p[:, 0] - support.self_match()
+    ids = (excess > 0).nonzero()[:, 0]
+    order = excess[ids].argsort(descending=True, stable=True)
+    return ids[order], excess[ids[order]]
+
+
+def popularity(support: Support) -> Tensor:
+    """(N,): in how many other images' supports an image stands."""
+    listed = support.neighbours[~support.is_self() & (support.neighbours >= 0) & (support.p > 0)]
+    return torch.bincount(listed, minlength=len(support))
+
+
+def lonely(support: Support, distances: Tensor) -> Tensor:
+    """Ids of images in nobody's support, the farthest from its nearest other image first.
+
+    Args:
+        distances: (N,), to the nearest other image; where it is not finite the image could not be looked at, and
+            is left out.
+    """
+    ids = ((popularity(support) == 0) & torch.isfinite(distances)).nonzero()[:, 0]
+    return ids[distances[ids].argsort(descending=True, stable=True)]
+
+
+# ---- all together ----
+
+
+@dataclass
+class Findings:
+    """What the hunts found. Ids are those of the collection."""
+
+    groups: list[Group]
+    """Duplicates."""
+    suspects: Tensor
+    """Wrong labels, worst first."""
+    mass: LabelMass | None
+    agreement: Tensor
+    ratio: Tensor
+    """Second opinions on every image's label; NaN where there is none."""
+    confusion: dict[tuple[int, int], float]
+    surprising: Tensor
+    excess: Tensor
+    lonely: Tensor
+    nearest: Tensor
+    """(N,): the nearest other image by features; -1 where there is none."""
+    distance: Tensor
+    """(N,): how far it is."""
+    popularity: Tensor
+
+
+def hunt(
+    collection: Collection, support: Support, features: Tensor, looks: Looks, remembered: int | None = None
+) -> Findings:
+    """Run every hunt.
+
+    Args:
+        features: (N, D), one centred view of every image; NaN for one that cannot be read.
+        remembered: only so many images, the first ones, could become anybody's neighbour, and so be lonely.
+    """
+    distances, ids = nearest_others(features, NEAREST)
+    readable = torch.tensor([bool(digest) for digest in looks.hashes])
+    pictures = torch.where(readable[:, None], looks_as_features(looks.small), torch.nan)
+    pairs, differences, near = near_and_scenes(
+        mutual_neighbours(distances, ids), mutual_neighbours(*nearest_others(pictures, NEAREST)), looks.small
+    )
+    usable = readable[pairs].all(1)  # given features may know an image that cannot be read
+    groups = find_groups(
+        looks.hashes,
+        pairs[usable],
+        differences[usable],
+        near[usable],
+        collection.split_of,
+        looks.sizes.prod(1).tolist(),
+    )
+    unknown = torch.full((len(collection),), torch.nan, dtype=torch.float64)
+    mass, agreeing, ratio, cells = None, unknown, unknown, {}
+    suspects = torch.empty(0, dtype=torch.int64)
+    labels = collection.labels
+    if labels is not None:
+        mass = label_mass(support, labels)
+        agreeing, ratio = agreement(ids, labels), distance_ratio(features, labels)
+        suspects = wrong_labels(mass, labels, ratio)
+        cells = confusion(support, labels)
+    odd, excess = surprising(support)
+    alone = lonely(support, distances[:, 0]) if distances.shape[1] else torch.empty(0, dtype=torch.int64)
+    return Findings(
+        groups=groups,
+        suspects=suspects,
+        mass=mass,
+        agreement=agreeing,
+        ratio=ratio,
+        confusion=cells,
+        surprising=odd,
+        excess=excess,
+        lonely=alone[alone < (len(collection) if remembered is None else remembered)],
+        nearest=ids[:, 0] if ids.shape[1] else torch.full((len(collection),), -1),
+        distance=distances[:, 0] if distances.shape[1] else unknown,
+        popularity=popularity(support),
+    )

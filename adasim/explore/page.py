@@ -1,4 +1,4 @@
-"""The page, the lists as CSV, and neighbours for Embedding Atlas: what an exploration leaves on disk."""
+"""The page of `adasim explore`: all that was found out about some images, in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adasim.data import ImageSet
+from adasim.eval.features import progress_bar
 from adasim.explore.collection import Collection
-from adasim.explore.findings import Findings, Table
-from adasim.explore.labels import LabelMass
-from adasim.explore.looks import COLUMNS, Looks
+from adasim.explore.hunts import Findings, LabelMass, hunt
+from adasim.explore.lists import Table, tables
+from adasim.explore.looks import COLUMNS, Looks, look
+from adasim.explore.open import Opened, Say
 from adasim.explore.support import Support
 from adasim.tools.outputs import SHEET_NAME, sheets_folder
-from adasim.util.csv import to_csv
 from adasim.util.files import atomic_write, remove_leftovers
 from adasim.util.terminal import printable
 
@@ -32,17 +34,7 @@ PAGE_SUPPORT = 12
 """Neighbours of each image on the page."""
 INLINE_BYTES = 25_000_000
 """A page that would be larger than this has its thumbnails beside it."""
-_SCRIPTS = (
-    "data.js",
-    "dom.js",
-    "verdicts.js",
-    "files.js",
-    "feed.js",
-    "overview.js",
-    "lists.js",
-    "neighbours.js",
-    "main.js",
-)
+_SCRIPTS = ["data", "dom", "verdicts", "files", "feed", "overview", "lists", "neighbours", "main"]
 _BINS = 20
 
 
@@ -64,20 +56,47 @@ class Exploration:
     """How many images, the first ones, could become anybody's neighbour."""
 
 
+def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
+    """Look at every image once, then run all hunts."""
+    collection = opened.collection
+    with progress_bar("thumbnails", len(collection)) as advance:
+        looks = look(collection.sets, advance)
+    if looks.unreadable:
+        some = next(iter(looks.unreadable.values()))
+        say(f"{len(looks.unreadable):,} images cannot be read and have no thumbnail, as {some}.")
+    remembered = len(collection) if opened.remembered is None else opened.remembered
+    findings = hunt(collection, opened.support, opened.features, looks, remembered)
+    sets = collection.sets
+    source = sets[0].place or sets[0].name
+    if sets[0].split and sets[0].place.endswith(sets[0].split):
+        source = source.removesuffix(sets[0].split).rstrip("/")
+    return Exploration(
+        collection=collection,
+        support=opened.support,
+        looks=looks,
+        findings=findings,
+        tables=tables(collection, opened.support, findings),
+        source=source,
+        origin=opened.origin,
+        windowed=opened.windowed,
+        remembered=remembered,
+    )
+
+
 # ---- the page ----
 
 
-def write_page(page: Path, found: Exploration, *, inline_bytes: int = INLINE_BYTES) -> list[Path]:
+def write_page(page: Path, explored: Exploration, *, inline_bytes: int = INLINE_BYTES) -> list[Path]:
     """Write the page, with its thumbnails beside it if it were larger than `inline_bytes`; returns what there is."""
     folder = sheets_folder(page)
-    sheets = found.looks.sheets
-    html = render(found, page, None)
+    sheets = explored.looks.sheets
+    html = render(explored, page, None)
     beside = len(html) + sum(4 * -(-len(sheet) // 3) + 3 for sheet in sheets) > inline_bytes
     if beside:
         folder.mkdir(exist_ok=True)
         for number, sheet in enumerate(sheets):
             atomic_write(folder / _sheet_name(number), sheet)
-    atomic_write(page, html if beside else render(found, page, sheets))
+    atomic_write(page, html if beside else render(explored, page, sheets))
     # What an earlier page had beside it, or a killed command left, goes last.
     remove_leftovers(folder)
     needed = {_sheet_name(number) for number in range(len(sheets) if beside else 0)}
@@ -89,10 +108,10 @@ def write_page(page: Path, found: Exploration, *, inline_bytes: int = INLINE_BYT
     return [page, folder] if beside else [page]
 
 
-def render(found: Exploration, page: Path, sheets: list[bytes] | None) -> bytes:
+def render(explored: Exploration, page: Path, sheets: list[bytes] | None) -> bytes:
     """The whole page; without `sheets` it looks for them beside it."""
     templates = files("adasim.explore") / "page"
-    script = "\n".join((templates / name).read_text("utf-8") for name in _SCRIPTS)
+    script = "\n".join((templates / f"{name}.js").read_text("utf-8") for name in _SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
     style = (templates / "style.css").read_text("utf-8")
     policy = "; ".join(
@@ -109,7 +128,7 @@ def render(found: Exploration, page: Path, sheets: list[bytes] | None) -> bytes:
         "POLICY": policy,
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": as_json(payload(found, page, sheets)),
+        "DATA": as_json(payload(explored, page, sheets)),
     }
     html = (templates / "index.html").read_text("utf-8")
     # In one go: what is put in is not searched again.
@@ -122,16 +141,16 @@ def as_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[str, Any]:
+def payload(explored: Exploration, page: Path, sheets: list[bytes] | None) -> dict[str, Any]:
     """What the page knows. Numbers that every image has are packed; lists are text, as they are exported."""
-    collection, support, looks = found.collection, found.support, found.looks
+    collection, support, looks = explored.collection, explored.support, explored.looks
     neighbours, p = support.neighbours[:, :PAGE_SUPPORT], support.p[:, :PAGE_SUPPORT]
     bases = [_base(images, page) for images in collection.sets]
     return {
-        "source": printable(found.source),
-        "origin": printable(found.origin),
-        "windowed": found.windowed,
-        "remembered": found.remembered,
+        "source": printable(explored.source),
+        "origin": printable(explored.origin),
+        "windowed": explored.windowed,
+        "remembered": explored.remembered,
         "fingerprint": collection.fingerprint(),
         "count": len(collection),
         "train": len(collection.sets[0]),
@@ -152,13 +171,13 @@ def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[
             "ids": _packed(neighbours, "<i4"),
             "p": _packed((p * 65535).round(), "<u2"),
         },
-        "listed": _packed(found.findings.popularity, "<u4"),
+        "listed": _packed(explored.findings.popularity, "<u4"),
         "own": _packed((support.self_match().nan_to_num(0.0) * 65535).ceil(), "<u2"),  # 0: not at all
         "selfMatch": _histogram(support.self_match()[: len(collection.sets[0])]),
-        "ownLabel": _own_label(found.findings.mass),
-        "confusion": [[a, b, round(mass, 5)] for (a, b), mass in sorted(found.findings.confusion.items())],
+        "ownLabel": _own_label(explored.findings.mass),
+        "confusion": [[a, b, round(mass, 5)] for (a, b), mass in sorted(explored.findings.confusion.items())],
         "tables": {
-            name: {"columns": table.columns, "rows": table.rows} for name, table in found.tables.items()
+            name: {"columns": table.columns, "rows": table.rows} for name, table in explored.tables.items()
         },
         "sheets": {
             "tile": looks.tile,
@@ -169,65 +188,14 @@ def payload(found: Exploration, page: Path, sheets: list[bytes] | None) -> dict[
     }
 
 
-# ---- other files ----
-
-
-def write_csv(folder: Path, tables: dict[str, Table], known: tuple[str, ...]) -> list[Path]:
-    """One file per list; of the `known` lists that there are none of now, earlier files are removed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in set(known) - tables.keys():
-        (folder / f"{name}.csv").unlink(missing_ok=True)
-    for name, table in tables.items():
-        path = folder / f"{name}.csv"
-        atomic_write(path, to_csv(table.columns, table.rows).encode())
-        written.append(path)
-    return written
-
-
-def write_atlas(path: Path, found: Exploration, features: Tensor) -> None:
-    """A table for Embedding Atlas, one line per image: what it is, two coordinates, and precomputed neighbours.
-
-    Its format of neighbours is {"ids": [...], "distances": [...]} with row numbers from 0; the distance is 1 - p_win
-    among the other images. The coordinates are the two principal components of the features.
-    """
-    xy = _components(features)
-    others = found.support.others()
-    lines = []
-    for i, name in enumerate(found.collection.names):
-        kept = others[i] > 0
-        ids = found.support.neighbours[i][kept].tolist()
-        distances = [round(1 - p, 6) for p in others[i][kept].tolist()]
-        line = {
-            "id": i,
-            "file": name,
-            "split": found.collection.splits[found.collection.split_of[i]],
-            "label": found.collection.class_name(i) or None,
-            "x": round(float(xy[i, 0]), 6),
-            "y": round(float(xy[i, 1]), 6),
-            "neighbors": {"ids": ids, "distances": distances},
-        }
-        lines.append(json.dumps(line))
-    atomic_write(path, ("\n".join(lines) + "\n").encode())
-
-
 # ---- parts ----
-
-
-def _components(features: Tensor) -> Tensor:
-    """(N, 2): the two principal components; 0 for images that could not be read."""
-    rows = torch.nn.functional.normalize(torch.nan_to_num(features.float()), dim=1)
-    centred = rows - rows.mean(0)
-    _, _, axes = torch.linalg.svd(centred.T @ centred)  # (D, D), symmetric
-    found = centred @ axes[:2].T
-    return torch.nn.functional.pad(found, (0, 2 - found.shape[1]))
 
 
 def _sheet_name(number: int) -> str:
     return f"sheet-{number:05d}.webp"
 
 
-def _base(images: Any, page: Path) -> str | None:
+def _base(images: ImageSet, page: Path) -> str | None:
     """The address of the folder that names of files begin in, seen from the page."""
     place = Path(images.place)
     if not images.place or not place.is_dir():

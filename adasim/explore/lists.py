@@ -1,0 +1,244 @@
+"""What was found, as text: the lists of the hunts for the page and as CSV files, neighbours for Embedding Atlas, and
+the table beside a gallery, as CSV and as LaTeX."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+from adasim.explore.collection import Collection
+from adasim.explore.duplicates import Group
+from adasim.explore.gallery import Row
+from adasim.explore.hunts import Findings, LabelMass
+from adasim.explore.open import Opened
+from adasim.explore.support import Support
+from adasim.util.csv import escape_latex, to_csv
+from adasim.util.files import atomic_write
+
+
+@dataclass(frozen=True)
+class Table:
+    """A list of findings as text: what the page shows and exports, and what `--csv` writes."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+IMAGE = ("id", "split", "file", "label")
+"""The columns that say which image a row is about."""
+
+
+def tables(collection: Collection, support: Support, findings: Findings) -> dict[str, Table]:
+    """The lists by name: duplicates, wrong-labels (where there are labels), surprising, lonely."""
+    lists = {"duplicates": _duplicates(collection, findings.groups)}
+    if findings.mass is not None:
+        lists["wrong-labels"] = _wrong_labels(collection, findings, findings.mass)
+    lists["surprising"] = _surprising(collection, support, findings)
+    lists["lonely"] = _lonely(collection, findings)
+    return lists
+
+
+def _image(collection: Collection, i: int) -> tuple[str, ...]:
+    return str(i), collection.splits[collection.split_of[i]], collection.names[i], collection.class_name(i)
+
+
+def _duplicates(collection: Collection, groups: Sequence[Group]) -> Table:
+    rows = []
+    for number, group in enumerate(groups, 1):
+        labels = {collection.class_name(i) for i in group.members}
+        reason = {
+            "exact": "The same pixels.",
+            "near": f"Nearly the same picture (its detail differs by {group.difference:.2f}).",
+            "same scene": f"Alike to the encoder, though the detail differs (by {group.difference:.2f}).",
+        }[group.kind]
+        if group.straddles:
+            reason += f" In {' and '.join(collection.splits)}: what is tested was trained on."
+        if len(labels) > 1:
+            reason += f" Labelled {', '.join(sorted(name or 'nothing' for name in labels))}."
+        for place, i in enumerate(group.members):
+            keep = "no" if place else "yes"
+            straddles = "yes" if group.straddles else "no"
+            rows.append((*_image(collection, i), str(number), group.kind, keep, straddles, reason))
+    return Table((*IMAGE, "group", "kind", "keep", "straddles", "reason"), rows)
+
+
+def _wrong_labels(collection: Collection, findings: Findings, mass: LabelMass) -> Table:
+    rows = []
+    for i in findings.suspects.tolist():
+        own, suggested = collection.class_name(i), collection.classes[int(mass.suggested[i])]
+        reason = f"{mass.other[i]:.0%} of its neighbours' mass is on {suggested}, {mass.own[i]:.0%} on {own}."
+        agreeing, ratio = float(findings.agreement[i]), float(findings.ratio[i])
+        rows.append(
+            (
+                *_image(collection, i),
+                suggested,
+                *(f"{value:.4f}" for value in (1 - mass.own[i], mass.other[i], mass.own[i])),
+                _number(agreeing),
+                _number(ratio),
+                reason,
+            )
+        )
+    columns = (
+        "suggested",
+        "foreign_mass",
+        "suggested_mass",
+        "own_mass",
+        "agreeing_neighbours",
+        "distance_ratio",
+    )
+    return Table((*IMAGE, *columns, "reason"), rows)
+
+
+def _surprising(collection: Collection, support: Support, findings: Findings) -> Table:
+    own = support.self_match()
+    rows = []
+    for i, excess in zip(findings.surprising.tolist(), findings.excess.tolist(), strict=True):
+        best, p = int(support.neighbours[i, 0]), float(support.p[i, 0])
+        reason = f"Its best match is image {best} with {p:.0%}; itself it matches with {float(own[i]):.0%}."
+        rows.append(
+            (*_image(collection, i), str(best), f"{p:.4f}", f"{float(own[i]):.4f}", f"{excess:.4f}", reason)
+        )
+    return Table((*IMAGE, "best_match", "best_probability", "self_probability", "excess", "reason"), rows)
+
+
+def _lonely(collection: Collection, findings: Findings) -> Table:
+    rows = []
+    for i in findings.lonely.tolist():
+        nearest, distance = int(findings.nearest[i]), float(findings.distance[i])
+        reason = (
+            f"In no other image's support; the nearest is image {nearest}, at a distance of {distance:.3f}."
+        )
+        rows.append((*_image(collection, i), str(nearest), f"{distance:.4f}", reason))
+    return Table((*IMAGE, "nearest", "distance", "reason"), rows)
+
+
+def _number(value: float) -> str:
+    return "" if value != value else f"{value:.4f}"
+
+
+# ---- files ----
+
+
+def write_csv(folder: Path, tables: dict[str, Table], known: tuple[str, ...]) -> list[Path]:
+    """One file per list; of the `known` lists that there are none of now, earlier files are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in set(known) - tables.keys():
+        (folder / f"{name}.csv").unlink(missing_ok=True)
+    for name, table in tables.items():
+        path = folder / f"{name}.csv"
+        atomic_write(path, to_csv(table.columns, table.rows).encode())
+        written.append(path)
+    return written
+
+
+def write_atlas(path: Path, collection: Collection, support: Support, features: Tensor) -> None:
+    """A table for Embedding Atlas, one line per image: what it is, two coordinates, and precomputed neighbours.
+
+    Its format of neighbours is {"ids": [...], "distances": [...]} with row numbers from 0; the distance is 1 - p_win
+    among the other images. The coordinates are the two principal components of the features.
+    """
+    xy = _components(features)
+    others = support.others()
+    lines = []
+    for i, name in enumerate(collection.names):
+        listed = others[i] > 0
+        line = {
+            "id": i,
+            "file": name,
+            "split": collection.splits[collection.split_of[i]],
+            "label": collection.class_name(i) or None,
+            "x": round(float(xy[i, 0]), 6),
+            "y": round(float(xy[i, 1]), 6),
+            "neighbors": {
+                "ids": support.neighbours[i][listed].tolist(),
+                "distances": [round(1 - p, 6) for p in others[i][listed].tolist()],
+            },
+        }
+        lines.append(json.dumps(line))
+    atomic_write(path, ("\n".join(lines) + "\n").encode())
+
+
+def _components(features: Tensor) -> Tensor:
+    """(N, 2): the two principal components; 0 for images that could not be read."""
+    rows = normalize(torch.nan_to_num(features.float()), dim=1)
+    centred = rows - rows.mean(0)
+    _, _, axes = torch.linalg.svd(centred.T @ centred)  # (D, D), symmetric
+    components = centred @ axes[:2].T
+    return pad(components, (0, 2 - components.shape[1]))
+
+
+# ---- the table of a gallery ----
+
+COLUMNS = ("query", "query_file", "query_class", "rank", "id", "file", "class", "p_win")
+P_WIN = r"$p_{\mathrm{win}}$"
+_LONG = 12  # letters of a word after which it may be broken
+
+
+def as_csv(supports: Opened, rows: Sequence[Row]) -> bytes:
+    """One line per neighbour, safe in a spreadsheet; a class is empty where there is no label."""
+    images = supports.collection
+    lines = [
+        [
+            *(str(row.query), images.names[row.query], images.class_name(row.query)),
+            *(str(rank), str(j), images.names[j], images.class_name(j), f"{share:.6f}"),
+        ]
+        for row in rows
+        for rank, (j, share) in enumerate(zip(row.ids, row.p, strict=True), 1)
+    ]
+    return to_csv(COLUMNS, lines).encode()
+
+
+def as_latex(supports: Opened, rows: Sequence[Row], caption: str) -> bytes:
+    r"""A `longtable`, which goes on over pages: it needs \usepackage{longtable} and nothing else."""
+    images = supports.collection
+    labelled = images.labels is not None
+    headings = ["rank", "id", "file", *(["class"] if labelled else []), P_WIN]
+    form = r"rrp{0.45\linewidth}" + (r"p{0.2\linewidth}" if labelled else "") + "r"
+
+    def lines() -> Iterator[str]:
+        yield r"% Needs \usepackage{longtable} in the preamble; then \input this file."
+        yield r"\begingroup\footnotesize"
+        yield rf"\begin{{longtable}}{{{form}}}"
+        words = escape_latex(caption).replace(r"p\_win", P_WIN)
+        yield rf"\caption{{{words}}}\\"
+        yield r"\hline"
+        yield " & ".join(headings) + r" \\"
+        yield r"\hline"
+        yield r"\endhead"
+        for row in rows:
+            what = rf"image {row.query}, {breakable(images.names[row.query])}"
+            if name := images.class_name(row.query):
+                what += f", {escape_latex(name)}"
+            what = rf"{{\raggedright \textbf{{Query:}} {what}\par}}"
+            yield rf"\multicolumn{{{len(headings)}}}{{p{{0.9\linewidth}}}}{{{what}}} \\*"
+            for rank, (j, share) in enumerate(zip(row.ids, row.p, strict=True), 1):
+                file = "the query" if j == row.query else rf"\raggedright {breakable(images.names[j])}"
+                cells = [str(rank), str(j), file]
+                if labelled:
+                    cells.append(rf"\raggedright {escape_latex(images.class_name(j))}")
+                yield " & ".join([*cells, f"{share:.2f}"]) + r" \\"
+            yield r"\hline"
+        yield r"\end{longtable}"
+        yield r"\endgroup"
+
+    return ("\n".join(lines()) + "\n").encode()
+
+
+def breakable(name: str) -> str:
+    """A file name as LaTeX, in typewriter letters, that may go on in the next line after a mark, or within a long
+    word."""
+    pieces = []
+    for piece in re.findall(rf"[^ /_\-.]{{1,{_LONG}}}|[ /_\-.]", unicodedata.normalize("NFC", name)):
+        pieces.append("\\ " if piece == " " else escape_latex(piece))
+        if piece in "/_-." or len(piece) == _LONG:
+            pieces.append(r"\allowbreak{}")
+    return rf"\texttt{{{''.join(pieces)}}}"
