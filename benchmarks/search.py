@@ -66,7 +66,7 @@ def main() -> None:
             return search(q, Z, args.k, row_norm=1.001)
 
         def int8(q: Tensor = q, Z: Tensor = Z, quantized: QuantizedRows = quantized) -> tuple[Tensor, Tensor]:
-            quantized.refreshed()  # always try, even where the attempt before gave up
+            quantized.pause = 0  # always try, even where the attempt before gave up
             return search(q, Z, args.k, quantized=quantized, row_norm=1.001)
 
         def naive(q: Tensor = q, Z: Tensor = Z) -> tuple[Tensor, Tensor]:

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from adasim.dist.devices import to_device
 from adasim.neighbors.arguments import Ids, checked_ids
+from adasim.neighbors.arithmetic import exact_device
 from adasim.neighbors.history import ListHistory
 from adasim.neighbors.means import MeanFeatures
-from adasim.neighbors.precision import exact_device
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
 from adasim.neighbors.window import on_grid
@@ -183,7 +183,8 @@ class NeighborMemory(ListHistory):
         similarities, places = search(
             queries, self.cache, self.k, quantized=self._quantized, row_norm=1 + 1e-3
         )
-        return similarities, torch.where(places >= 0, places + self.rows.start, -1)
+        first = self.rows.start
+        return similarities, torch.where(places >= 0, places + first, -1) if first else places
 
     def _write(self, ids: Tensor, queries: Tensor, similarities: Tensor, neighbours: Tensor) -> None:
         """Keep features and lists of the images held here."""

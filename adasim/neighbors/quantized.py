@@ -16,17 +16,17 @@ estimated, so a clipped outlier only loosens its own row.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from adasim.neighbors.workspace import workspace
+from adasim.neighbors.arithmetic import U
 
 _CHUNK = 1 << 14  # rows converted at once
 _SAMPLE = 4096  # rows looked at to choose mean and scale
-_U = 2.0**-24  # unit roundoff of fp32
+_LOWEST = torch.iinfo(torch.int32).min
 
 
 class QuantizedRows:
@@ -38,7 +38,6 @@ class QuantizedRows:
         self.error = torch.zeros(n, device=rows.device)
         self.reach = torch.zeros(n, device=rows.device)
         self.row_norm = 0.0  # no row is longer
-        self._pause = 0
         self.refresh(rows)
 
     def refresh(self, rows: Tensor) -> None:
@@ -51,41 +50,23 @@ class QuantizedRows:
         for start in range(0, len(rows), _CHUNK):
             part = slice(start, min(start + _CHUNK, len(rows)))
             self._convert(part, rows[part])
-        self.refreshed()
-
-    def refreshed(self) -> None:
-        """Forget that a bound pruned too little: the rows have changed."""
-        self._pause = 0
+        self.pause = 0  # searches for which it is not tried
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Convert the rows that were just written at `ids`."""
         self._convert(ids, rows)
 
-    def encode_queries(self, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes (B, D) int8; the worth of one integer unit (B, 1) fp64; |f| (B, 1) fp64."""
-        scale = q.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
-        codes = (q / scale).round_().clamp_(-127, 127)
-        left_out = torch.linalg.vector_norm(q.double() - codes.double() * scale.double(), dim=1, keepdim=True)
-        return codes.to(torch.int8), scale.double() * self.scale, left_out
-
-    def products_with(self, queries: Tensor) -> Callable[[int, int, Tensor | None], Tensor]:
-        """A function of (start, stop, out): the int32 products (B, stop - start) of codes (B, D) with those rows'.
-
-        `out` is where to put them, if not None.
-        """
-        return lambda start, stop, out: _int8_product(queries, self.codes[start:stop].T, out)
-
     def worth_trying(self) -> bool:
         """False where int8 is slow, and for a while after the bound pruned too little."""
-        if self._pause:
-            self._pause -= 1
+        if self.pause:
+            self.pause -= 1
             return False
         wide = self.codes.shape[1] > 1  # torch 2.6 has a wrong product of width 1 on CPUs
         return wide and int8_is_faster(self.codes.device, self.codes.shape[1])
 
     def failed(self) -> None:
         """The bound pruned too little: rest for the next searches, then try again."""
-        self._pause = 31
+        self.pause = 31
 
     def _convert(self, where: slice | Tensor, rows: Tensor) -> None:
         centred = rows.float() - self.mean
@@ -93,20 +74,46 @@ class QuantizedRows:
         reach = codes * self.scale
         error = torch.linalg.vector_norm(centred - reach, dim=1)
         # The lines above round: relatively in the norms (D u), absolutely in the differences (a few u |z|).
-        slack = 1 + 2 * (rows.shape[1] + 4) * _U
+        slack = 1 + 2 * (rows.shape[1] + 4) * U
         size = torch.linalg.vector_norm(centred, dim=1) + torch.linalg.vector_norm(self.mean)
         self.codes[where] = codes.to(torch.int8)
-        self.error[where] = error * slack + 8 * _U * size
+        self.error[where] = error * slack + 8 * U * size
         self.reach[where] = torch.linalg.vector_norm(reach, dim=1) * slack
         self.row_norm = max(self.row_norm, float(size.max()) * slack)
 
 
-def _int8_product(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
-    """(B, T) int32 on a CPU."""
-    if out is None or out.is_contiguous():
-        return torch._int_mm(a, b, out=out) if out is not None else torch._int_mm(a, b)
-    whole = workspace.empty("int8 product", (len(a), b.shape[1]), torch.int32, a.device)
-    return out.copy_(torch._int_mm(a, b, out=whole))
+class Int8Product:
+    """Products of int8 codes, exact in int32; the margin is the codes' own error. A `Product` of `search_cpu`."""
+
+    one_pass = 32
+
+    def __init__(self, q: Tensor, quantized: QuantizedRows) -> None:
+        self.quantized = quantized
+        scale = q.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
+        codes = (q / scale).round_().clamp_(-127, 127)
+        self.codes = codes.to(torch.int8)
+        self.unit = scale.double() * quantized.scale
+        self.norms = torch.linalg.vector_norm(q.double(), dim=1, keepdim=True)
+        self.left_out = torch.linalg.vector_norm(
+            q.double() - codes.double() * scale.double(), dim=1, keepdim=True
+        )
+        self.rounding = 4 * U * self.norms * quantized.row_norm  # of the score to fp32, on either side
+
+    def scores(self, start: int, stop: int, width: int) -> Tensor:
+        scores = torch._int_mm(self.codes, self.quantized.codes[start:stop].T)
+        missing = width - scores.shape[1]
+        return F.pad(scores, (0, missing), value=_LOWEST) if missing else scores
+
+    def group_margins(self, start: int, stop: int, group: int) -> Tensor:
+        error, reach = (
+            F.pad(bound[start:stop], (0, -(stop - start) % group)).view(-1, group).amax(1)  # (groups,)
+            for bound in (self.quantized.error, self.quantized.reach)
+        )
+        return self.norms * error + self.left_out * reach + self.rounding
+
+    def margins(self, queries: Tensor, ids: Tensor) -> Tensor:
+        pairs = self.norms[queries, 0] * self.quantized.error[ids]
+        return pairs + self.left_out[queries, 0] * self.quantized.reach[ids] + self.rounding[queries, 0]
 
 
 def _best_scale(centred: Tensor) -> float:

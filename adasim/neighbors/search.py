@@ -1,9 +1,8 @@
 """Exact top-K inner product of B queries against N rows, in tiles, on any device.
 
-A fast, inexact product (an fp32 GEMM, or an int8 one that is several times as fast) with a proven error bound
-leaves a few candidates per query (`scan`); these are scored again in fp64 and ranked. Accelerators have a path of
-their own (`grouped`). So the answer does not depend on the engine, the device, the tile size, the number of threads
-or how the rows are split:
+A fast, inexact product with a proven error bound leaves a few candidates per query, which are scored again in fp64
+and ranked: on a CPU by `search_cpu`, with fp32 or int8 products, elsewhere by `search_gpu`. So the answer does not
+depend on the engine, the device, the tile size, the number of threads or how the rows are split:
 
     score(q, z) = the fp64 inner product rounded to fp32;   order: score descending, then id ascending.
 
@@ -11,7 +10,7 @@ For vectors on the grid of 2^-24 with norms of at most 1 (what `NeighborMemory` 
 it) an fp64 sum is exact in any order, so this identity is a theorem. For other inputs it holds except where a
 true score lies within about 1e-15 of a rounding boundary of fp32.
 
-Nothing of size B x N is ever held where that is more than 32 MB.
+Nothing of size B x N is ever held where that is more than 34 MB.
 """
 
 from __future__ import annotations
@@ -21,29 +20,17 @@ import math
 import torch
 from torch import Tensor
 
-from adasim.neighbors.exact import exact_scores
-from adasim.neighbors.grouped import grouped_search
-from adasim.neighbors.keys import pack, unpack
-from adasim.neighbors.one_tile import search_one_tile
-from adasim.neighbors.precision import ieee_products
-from adasim.neighbors.quantized import QuantizedRows
-from adasim.neighbors.scan import (
-    GROUP,
-    Candidates,
-    FloatScorer,
-    Int8Scorer,
-    Scorer,
-    TooManyCandidatesError,
-    best_of_each,
-    group_max,
-    scan,
-)
+from adasim.neighbors.arithmetic import ieee_products, merge, search_in_fp64
+from adasim.neighbors.quantized import Int8Product, QuantizedRows
+from adasim.neighbors.search_cpu import FloatProduct, TooManyCandidatesError, search_on_cpu, tile_rows
+from adasim.neighbors.search_gpu import search_on_gpu
 
-_TILE_SCORES = 1 << 21  # scores per tile: 8 MB, still in the cache when they are looked at
-_ONE_TILE = 1 << 23  # scores up to which there is one tile alone: 32 MB, kept from search to search
+__all__ = ["merge", "search"]
+
 _QUERIES = 512  # queries per pass over the rows
 
 
+@torch.no_grad()
 def search(
     queries: Tensor,
     rows: Tensor,
@@ -76,91 +63,30 @@ def search(
         )
     if k < 1:
         raise ValueError(f"k={k} must be at least 1")
-    if (
-        queries.device.type == "cpu"
-        and 0 < len(queries) <= _QUERIES
-        and len(rows)
-        and math.isfinite(queries.detach().sum())
-    ):
-        with ieee_products(queries.device):  # one block, and no query to be left out, as nearly always
-            return _search_block(queries.float(), rows, k, quantized, row_norm)
-    similarities = queries.new_full((len(queries), k), -torch.inf, dtype=torch.float32)
-    ids = torch.full((len(queries), k), -1, dtype=torch.int64, device=queries.device)
-    if len(rows) == 0 or len(queries) == 0:
-        return similarities, ids
-    if queries.device.type != "cpu":
-        with ieee_products(queries.device):
-            return grouped_search(queries, rows, k, row_norm)
-    finite = torch.isfinite(queries).all(1).nonzero()[:, 0]
-    if len(finite) == 0:
-        return similarities, ids
     with ieee_products(queries.device):
-        for block in finite.split(_QUERIES):
+        if len(queries) and len(rows) and queries.device.type != "cpu":
+            return search_on_gpu(queries, rows, k, row_norm)
+        if 0 < len(queries) <= _QUERIES and len(rows) and math.isfinite(queries.sum()):
+            return _search_block(queries.float(), rows, k, quantized, row_norm)  # as nearly always
+        similarities = queries.new_full((len(queries), k), -torch.inf, dtype=torch.float32)
+        ids = torch.full((len(queries), k), -1, device=queries.device)
+        finite = torch.isfinite(queries).all(1).nonzero()[:, 0] if len(rows) else ids[:0, 0]
+        for block in finite.split(_QUERIES) if len(finite) else ():
             best = _search_block(queries[block].float(), rows, k, quantized, row_norm)
             similarities[block], ids[block] = best
-    return similarities, ids
+        return similarities, ids
 
 
-def merge(similarities: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The K best of several lists laid side by side, (B, M) each, in the order of `search`."""
-    order = ids.argsort(dim=1, stable=True)
-    similarities, ids = similarities.gather(1, order), ids.gather(1, order)
-    order = similarities.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return similarities.gather(1, order), ids.gather(1, order)
-
-
-@torch.no_grad()
 def _search_block(
     q: Tensor, rows: Tensor, k: int, quantized: QuantizedRows | None, row_norm: float | None
 ) -> tuple[Tensor, Tensor]:
-    tile = _TILE_SCORES // max(len(q), 64) // GROUP * GROUP
-
-    def ranked(scorer: Scorer) -> tuple[Tensor, Tensor]:
-        if len(q) * len(rows) <= _ONE_TILE and q.device.type == "cpu":
-            return search_one_tile(q, rows, k, scorer)
-        return _rank(q, rows, scan(scorer, len(rows), k, tile), k)
-
+    tile = tile_rows(len(q), len(rows))
     if quantized is not None and quantized.worth_trying():
         try:
-            return ranked(Int8Scorer(q, quantized))
+            return search_on_cpu(q, rows, k, Int8Product(q, quantized), tile)
         except TooManyCandidatesError:
             quantized.failed()
     try:
-        return ranked(FloatScorer(q, rows, row_norm))
+        return search_on_cpu(q, rows, k, FloatProduct(q, rows, row_norm), tile)
     except TooManyCandidatesError:  # so many near ties that fp32 cannot tell them apart
-        return _dense(q, rows, k, tile)
-
-
-def _rank(q: Tensor, rows: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor]:
-    """Score the candidates in fp64, then take each query's K best."""
-    scores = exact_scores(q, rows, candidates.queries, candidates.ids)
-    keys = pack(scores, candidates.ids)
-    keys.masked_fill_(~torch.isfinite(scores), torch.iinfo(torch.int64).min)
-    return _unpacked(best_of_each(keys, candidates.counts, k))
-
-
-def _dense(q: Tensor, rows: Tensor, k: int, tile: int) -> tuple[Tensor, Tensor]:
-    """fp64 products throughout, for rows so alike that no filter helps (a collapsed encoder, an empty cache).
-
-    A score and its id are packed into one integer whose order is that of `search`, so that topk breaks ties.
-    """
-    q64 = q.double()
-    best = torch.full((len(q), k), torch.iinfo(torch.int64).min, device=q.device)
-    for start in range(0, len(rows), tile):
-        z = rows[start : start + tile].double()
-        scores = (q64 @ z.T).float() + 0.0  # (B, T); + 0.0: no negative zero
-        peaks = group_max(scores).amax(1)
-        if not torch.isfinite(peaks).all():
-            scores.masked_fill_(~torch.isfinite(z).all(1), -torch.inf)
-            peaks = group_max(scores).amax(1)
-        # Later ids lose ties, so only a score above the K-th best so far can enter.
-        b = (peaks > unpack(best[:, -1])[0]).nonzero()[:, 0]
-        if len(b):
-            keys = pack(scores[b], torch.arange(start, start + len(z), device=q.device))
-            best[b] = torch.cat([best[b], keys], 1).topk(k, dim=1).values
-    return _unpacked(best)
-
-
-def _unpacked(keys: Tensor) -> tuple[Tensor, Tensor]:
-    similarities, ids = unpack(keys)
-    return similarities, torch.where(torch.isfinite(similarities), ids, -1)
+        return search_in_fp64(q, rows, k, tile)

@@ -22,8 +22,8 @@ from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.dist.processes import Distributed
 from adasim.models import build_backbone
 from adasim.models.backbones import VITS
-from adasim.neighbors.grouped import buffer_bytes
 from adasim.neighbors.memory import _INT8_FROM
+from adasim.neighbors.search_gpu import buffer_bytes
 from adasim.options import PlanArguments
 from adasim.train.budget import Footprint
 from adasim.util.errors import UserError

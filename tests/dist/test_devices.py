@@ -21,7 +21,7 @@ from adasim.config import ViewsConfig
 from adasim.data.augment import BatchedViews
 from adasim.util.errors import UserError
 from adasim.neighbors import NeighborMemory
-from adasim.neighbors.precision import ieee_products
+from adasim.neighbors.arithmetic import ieee_products
 from adasim.dist.devices import (
     autocast,
     claim_device,

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adasim.neighbors import NeighborMemory, ShardedMemory, search
 from adasim.neighbors import memory as memory_module
-from adasim.neighbors.precision import ieee_products
+from adasim.neighbors.arithmetic import ieee_products
 
 Pair = tuple[Tensor, Tensor]
 

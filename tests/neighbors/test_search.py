@@ -1,95 +1,117 @@
-"""`search` against a brute force from its definition: fp64 scores rounded to fp32, ties to smaller ids."""
+"""`search` on a CPU against a brute force from its definition: fp64 scores rounded to fp32, ties to smaller ids."""
 
-import importlib
+import threading
+from contextlib import suppress
 
 import pytest
 import torch
-from exact_search import brute_force, clouds
+from exact_search import KINDS, brute_force, by_fp64, clouds
 from helpers import assert_same, on_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from adasim.neighbors import QuantizedRows, merge, search
-from adasim.neighbors import search as search_function
-from adasim.neighbors.scan import Int8Scorer, TooManyCandidatesError, scan
+from adasim.neighbors.arithmetic import buffers
+from adasim.neighbors.quantized import Int8Product
+from adasim.neighbors.search_cpu import (
+    FloatProduct,
+    Product,
+    TooManyCandidatesError,
+    candidates,
+    search_on_cpu,
+)
+
+
+def products(queries: Tensor, rows: Tensor) -> list[Product]:
+    return [Int8Product(queries, QuantizedRows(rows)), FloatProduct(queries, rows, None)]
 
 
 @pytest.mark.usefixtures("_force_int8")
 @pytest.mark.parametrize(
-    ("n", "dim", "b", "k"), [(1, 3, 1, 1), (65, 8, 3, 65), (700, 16, 5, 10), (3000, 24, 9, 7)]
+    ("n", "dim", "b", "k"),
+    [(1, 3, 1, 1), (65, 8, 3, 65), (700, 16, 5, 10), (3000, 24, 9, 7), (3000, 24, 9, 200)],
 )
-@pytest.mark.parametrize(
-    "kind", ["random", "clustered", "alike", "duplicated", "half empty", "identical", "empty"]
-)
-def test_both_engines_equal_the_brute_force(n: int, dim: int, b: int, k: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_search_equals_the_brute_force_with_any_product_in_any_tiles(
+    n: int, dim: int, b: int, k: int, kind: str
+) -> None:
     rows = clouds(n, dim)[kind]
     queries = torch.cat([rows[: b // 2], on_grid(torch.randn(b - b // 2, dim))])
     expected = brute_force(queries, rows, k)
     assert_same(search(queries, rows, k), expected)
     assert_same(search(queries, rows, k, quantized=QuantizedRows(rows)), expected)
-    assert_same(search(queries, rows.half().float(), k), brute_force(queries, rows.half(), k))
+    for product in products(queries, rows):
+        with suppress(TooManyCandidatesError):  # a product may give up, never be wrong
+            assert_same(search_on_cpu(queries, rows, k, product, tile=256), expected)
     assert_same(search(queries, rows.half(), k), brute_force(queries, rows.half(), k))
-
-
-@pytest.fixture
-def _many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 256 rows, as memories of more than 2^23 scores a batch are searched."""
-    engine = importlib.import_module("adasim.neighbors.search")
-    monkeypatch.setattr(engine, "_ONE_TILE", 0)
-    monkeypatch.setattr(engine, "_TILE_SCORES", 256 * 64)  # for at most 64 queries
-
-
-@pytest.mark.usefixtures("_force_int8", "_many_tiles")
-@pytest.mark.parametrize(
-    ("n", "dim", "b", "k"), [(65, 8, 3, 65), (700, 16, 5, 10), (3000, 24, 9, 7), (3000, 24, 9, 40)]
-)
-@pytest.mark.parametrize(
-    "kind", ["random", "clustered", "alike", "duplicated", "half empty", "identical", "empty"]
-)
-def test_a_scan_of_several_tiles_equals_the_brute_force(n: int, dim: int, b: int, k: int, kind: str) -> None:
-    rows = clouds(n, dim)[kind]
-    queries = torch.cat([rows[: b // 2], on_grid(torch.randn(b - b // 2, dim))])
-    expected = brute_force(queries, rows, k)
-    assert_same(search(queries, rows, k), expected)
-    assert_same(search(queries, rows, k, quantized=QuantizedRows(rows)), expected)
-    rows = rows.clone()
-    rows[n // 2, 0] = torch.nan
-    assert_same(search(queries, rows, k), brute_force(queries, rows, k))
 
 
 @pytest.mark.usefixtures("_force_int8")
 @given(
-    n=st.integers(1, 300),
-    dim=st.integers(1, 12),
-    b=st.integers(1, 5),
-    k=st.integers(1, 12),
-    levels=st.integers(1, 4),
+    n=st.integers(1, 700),
+    dim=st.integers(1, 20),
+    b=st.integers(1, 6),
+    k=st.integers(1, 40),
+    levels=st.sampled_from([1, 3, 1000]),
+    tile=st.sampled_from([64, 256, 1024]),
+    bad=st.integers(0, 5),
     seed=st.integers(0, 2**20),
 )
-@settings(max_examples=60, deadline=None)
-def test_search_is_exact_under_ties(n: int, dim: int, b: int, k: int, levels: int, seed: int) -> None:
-    """Coordinates from a handful of values make ties the rule."""
+@settings(max_examples=120, deadline=None)
+def test_search_is_exact_under_ties(
+    n: int, dim: int, b: int, k: int, levels: int, tile: int, bad: int, seed: int
+) -> None:
+    """With few levels nearly all is tied; then some rows hold a NaN or Inf."""
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(-levels, levels + 1, (n, dim), generator=generator) / 8
-    queries = torch.randint(-levels, levels + 1, (b, dim), generator=generator) / 8
+    rows = torch.randint(-levels, levels + 1, (n, dim), generator=generator) / (levels * dim)
+    queries = torch.randint(-levels, levels + 1, (b, dim), generator=generator) / (levels * dim)
+    rows, queries = rows.mul(2**24).round() / 2**24, queries.mul(2**24).round() / 2**24
+    expected = brute_force(queries, rows, k)
+    assert_same(search(queries, rows, k, quantized=QuantizedRows(rows)), expected)
+    for product in products(queries, rows) if dim > 1 else ():
+        with suppress(TooManyCandidatesError):
+            assert_same(search_on_cpu(queries, rows, k, product, tile), expected)
+    broken = torch.randint(n, (bad,), generator=generator)
+    rows[broken, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf])[broken % 3]
     expected = brute_force(queries, rows, k)
     assert_same(search(queries, rows, k), expected)
-    assert_same(search(queries, rows, k, quantized=QuantizedRows(rows)), expected)
+    with suppress(TooManyCandidatesError):
+        assert_same(search_on_cpu(queries, rows, k, FloatProduct(queries, rows, None), tile), expected)
 
 
 @pytest.mark.usefixtures("_force_int8")
-def test_many_tiles_and_both_engines_agree_on_a_large_cloud() -> None:
+def test_many_tiles_and_both_products_agree_on_a_large_cloud() -> None:
     torch.manual_seed(0)
     rows = on_grid(torch.randn(60_000, 48))
     queries = on_grid(rows[:160] + 0.3 * torch.randn(160, 48))  # 9.6 million scores: more than one tile
-    scores = (queries.double() @ rows.double().T).float()  # exact on the grid
-    order = scores.argsort(dim=1, descending=True, stable=True)[:, :10]
-    expected = scores.gather(1, order), order
+    expected = by_fp64(queries, rows, 10)
     quantized = QuantizedRows(rows)
     assert_same(search(queries, rows, 10), expected)
     assert_same(search(queries, rows, 10, quantized=quantized), expected)
-    candidates = scan(Int8Scorer(queries, quantized), len(rows), 10, 16_384)
-    assert 160 * 10 <= len(candidates.ids) < 160 * 2000  # the bound did prune
+    _, ids = candidates(Int8Product(queries, quantized), rows, 10, 16_384)
+    assert 160 * 10 <= len(ids) < 160 * 2000  # the bound did prune
+
+
+@pytest.mark.parametrize("n", [2_000, 4_096, 9_001])
+@pytest.mark.parametrize("k", [1, 10, 50, 200])
+def test_features_of_an_encoder_never_need_more_than_fp32(n: int, k: int) -> None:
+    """Clustered and positive: fp32 prunes, at sizes on and off the groups' edges."""
+    generator = torch.Generator().manual_seed(n)
+    centres = torch.randn(40, 32, generator=generator)
+    noise = torch.randn(n, 32, generator=generator)
+    rows = on_grid((centres[torch.arange(n) % 40] + 0.7 * noise + 0.3).relu())
+    lists = search_on_cpu(rows[:24], rows, k, FloatProduct(rows[:24], rows, None), tile=n)
+    assert_same(lists, by_fp64(rows[:24], rows, k))
+
+
+def test_a_product_gives_up_where_rows_are_alike_and_search_is_still_exact() -> None:
+    rows = on_grid(torch.randn(1, 16) + 1e-6 * torch.randn(3_000, 16))
+    queries = torch.cat([rows[:5], torch.zeros(1, 16)])
+    for product in products(queries, rows):
+        with pytest.raises(TooManyCandidatesError):
+            search_on_cpu(queries, rows, 4, product, tile=1024)
+    assert_same(search(queries, rows, 4), by_fp64(queries, rows, 4))
 
 
 def test_the_int8_error_bound_holds_for_every_pair() -> None:
@@ -99,26 +121,18 @@ def test_the_int8_error_bound_holds_for_every_pair() -> None:
         rows[7, 3] = 9.0  # an outlier that will be clipped
         quantized = QuantizedRows(rows)
         queries = torch.randn(30, 20)
-        scorer = Int8Scorer(queries, quantized)
+        product = Int8Product(queries, quantized)
         truth = queries.double() @ (rows - quantized.mean).double().T
-        off = (scorer.scores(0, 400) * scorer.unit - truth).abs()
-        b, i = torch.arange(30)[:, None], torch.arange(400)[None]
-        assert (off <= scorer.margins(b, i)).all(), kind
+        off = (product.scores(0, 400, 400) * product.unit - truth).abs()
+        assert (off <= product.margins(torch.arange(30)[:, None], torch.arange(400)[None])).all(), kind
 
 
-def test_the_int8_scan_gives_up_when_it_cannot_prune() -> None:
-    rows = clouds(20_000, 16)["identical"]
-    with pytest.raises(TooManyCandidatesError):
-        scan(Int8Scorer(rows[:4], QuantizedRows(rows)), len(rows), 5, 4096)
-
-
-def test_a_failed_int8_scan_rests_before_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adasim.neighbors.quantized.int8_is_faster", lambda device, dim: True)
+@pytest.mark.usefixtures("_force_int8")
+def test_a_failed_int8_search_rests_before_it_is_tried_again() -> None:
     quantized = QuantizedRows(torch.eye(4))
     assert quantized.worth_trying()
     quantized.failed()
-    tries = [quantized.worth_trying() for _ in range(40)]
-    assert 1 <= sum(tries) < 10
+    assert 1 <= sum(quantized.worth_trying() for _ in range(40)) < 10
 
 
 @pytest.mark.usefixtures("_force_int8")
@@ -134,12 +148,11 @@ def test_writing_rows_keeps_the_int8_copy_in_step() -> None:
 
 def test_rows_that_are_not_finite_are_never_returned() -> None:
     torch.manual_seed(3)
-    rows = torch.randn(200, 6)
+    rows, queries = torch.randn(200, 6), torch.randn(8, 6)
     rows[5, 2], rows[6, 0], rows[199, 1] = torch.nan, torch.inf, -torch.inf
-    queries = torch.randn(8, 6)
-    assert_same(search(queries, rows, 200), brute_force(queries, rows, 200))
-    everything = search(queries, rows, 200)[1]
-    assert not torch.isin(everything, torch.tensor([5, 6, 199])).any()
+    everything = search(queries, rows, 200)
+    assert_same(everything, brute_force(queries, rows, 200))
+    assert not torch.isin(everything[1], torch.tensor([5, 6, 199])).any()
 
 
 def test_a_query_that_is_not_finite_gets_padding_and_disturbs_no_other() -> None:
@@ -158,9 +171,8 @@ def test_fewer_rows_than_k_no_rows_and_no_queries() -> None:
 
 def test_more_queries_than_one_block() -> None:
     torch.manual_seed(4)
-    rows = on_grid(torch.randn(50, 5))
-    queries = on_grid(torch.randn(1100, 5))
-    assert_same(search(queries, rows, 3), brute_force(queries, rows, 3))
+    rows, queries = on_grid(torch.randn(50, 5)), on_grid(torch.randn(1100, 5))
+    assert_same(search(queries, rows, 3), by_fp64(queries, rows, 3))
 
 
 def test_merging_parts_equals_searching_the_whole() -> None:
@@ -175,6 +187,42 @@ def test_merging_parts_equals_searching_the_whole() -> None:
 
 def test_wrong_shapes_are_named() -> None:
     with pytest.raises(ValueError, match=r"\(2, 3\) and \(5, 4\)"):
-        search_function(torch.ones(2, 3), torch.ones(5, 4), 1)
+        search(torch.ones(2, 3), torch.ones(5, 4), 1)
     with pytest.raises(ValueError, match="k=0"):
         search(torch.ones(2, 3), torch.ones(5, 3), 0)
+
+
+# ---- buffers that are kept from search to search ----
+
+
+def test_a_search_in_inference_mode_leaves_memory_that_others_can_use() -> None:
+    rows = on_grid(torch.randn(500, 8))
+    buffers.kept.clear()
+    with torch.inference_mode():
+        first = search(rows[:3], rows, 4)
+    assert_same(search(rows[:3], rows, 4), first)
+    rows.requires_grad_()
+    assert_same(search(rows[:3], rows, 4), first)
+
+
+def test_searches_of_two_threads_and_the_next_search_leave_answers_alone() -> None:
+    torch.manual_seed(0)
+    many = [on_grid(torch.randn(4_000, 24)) for _ in range(2)]
+    expected = [search(rows[:64], rows, 5) for rows in many]
+    copies = [(similarities.clone(), ids.clone()) for similarities, ids in expected]
+    wrong: list[int] = []
+
+    def run(which: int) -> None:
+        for _ in range(20):
+            lists = search(many[which][:64], many[which], 5)
+            if not all(map(torch.equal, lists, copies[which])):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    for lists, copy in zip(expected, copies, strict=True):
+        assert_same(lists, copy)

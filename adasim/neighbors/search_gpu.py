@@ -3,7 +3,7 @@
 What costs time there is not arithmetic but starting operations and waiting for their answers, so nothing depends on
 a number that Python would have to read:
 
-    1  a fast product of all queries with a tile of rows; of each GROUP of 64 rows only the largest score is kept
+    1  a fast product of all queries with a tile of rows; of each _GROUP of 64 rows only the largest score is kept
     2  each query's best groups: one top-k of (B, N / 64)
     3  the product again, now keeping all 64 scores of the groups that were chosen; the best rows of these
     4  those rows again in fp64, and ranked as `search` says
@@ -43,9 +43,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adasim.neighbors.keys import pack, unpack
-from adasim.neighbors.scan import GROUP
+from adasim.neighbors.arithmetic import (
+    error_of_products,
+    largest_norm,
+    merge,
+    scores_of_lists,
+    search_in_fp64,
+)
 
+_GROUP = 64  # rows that share one maximum
 _TILE_SCORES = 1 << 25  # of one product: 134 MB of fp32; fewer would mean more operations
 _EXACT_NUMBERS = 1 << 26  # fp64 numbers made at once: 537 MB
 _DENSE_SCORES = 1 << 23  # fp64 scores made at once
@@ -53,13 +59,11 @@ _MEMBERS = 1 << 24  # scores kept of the chosen groups
 _QUERIES = 1024  # searched at once
 # Candidates beyond K, groups as well as rows. The second number is for what a first attempt could not prove.
 _SPARE = (64, 256)
-_CUT = 2.0**-23  # what a tensor core may cut off, relative to the largest number of a sum
 # Rows whose products might overflow in fp32 get an infinite bound, so that nothing inexact is believed.
 _TOO_LONG = 1e30
-_U = 2.0**-24  # unit roundoff of fp32
 
 
-class Found(NamedTuple):
+class _Lists(NamedTuple):
     """Lists of B queries, and which of them are proven."""
 
     similarities: Tensor  # (B, K) fp32
@@ -67,90 +71,91 @@ class Found(NamedTuple):
     proven: Tensor  # (B,) bool
 
 
-@torch.no_grad()
-def grouped_search(queries: Tensor, rows: Tensor, k: int, row_norm: float | None) -> tuple[Tensor, Tensor]:
+def search_on_gpu(queries: Tensor, rows: Tensor, k: int, row_norm: float | None) -> tuple[Tensor, Tensor]:
     """`search` on a device that is not a CPU; arguments and answers are its own. There is at least one row."""
     queries = queries.float()
     bad = ~(queries.abs().amax(1) < torch.inf)  # of a NaN nothing is true
     queries = queries.masked_fill(bad[:, None], 0.0)
-    bound = _largest_norm(rows) if row_norm is None else row_norm if row_norm < _TOO_LONG else torch.inf
+    bound = largest_norm(rows) if row_norm is None else torch.tensor(row_norm)
+    bound = torch.where(bound < _TOO_LONG, bound, torch.inf)
     first = (
         torch.float16 if rows.dtype == torch.float16 and _has_mixed_product(rows.device) else torch.float32
     )
     similarities, ids, proven = _attempt(queries, rows, k, bound, first, _SPARE[0])
     left = (~(proven | bad)).nonzero()[:, 0]
     if len(left):
-        found = _attempt(queries[left], rows, k, bound, torch.float32, _SPARE[1])
-        similarities[left], ids[left] = found.similarities, found.ids
-        left = left[(~found.proven).nonzero()[:, 0]]
+        similarities[left], ids[left], proven = _attempt(
+            queries[left], rows, k, bound, torch.float32, _SPARE[1]
+        )
+        left = left[(~proven).nonzero()[:, 0]]
     if len(left):
-        similarities[left], ids[left] = _in_fp64(queries[left], rows, k)
+        tile = max(_GROUP, _DENSE_SCORES // len(left))
+        similarities[left], ids[left] = search_in_fp64(queries[left], rows, k, tile)
     return similarities.masked_fill(bad[:, None], -torch.inf), ids.masked_fill(bad[:, None], -1)
 
 
 def buffer_bytes(rows: int, dim: int, queries: int, k: int) -> int:
     """About how much memory a search takes beside its rows of fp16, if its proofs succeed."""
-    queries, groups = min(queries, _QUERIES), -(-rows // GROUP)
+    queries, groups = min(queries, _QUERIES), -(-rows // _GROUP)
     chosen = queries * min(k + _SPARE[0], groups)
-    maxima, tile = 4 * queries * groups, 4 * min(_TILE_SCORES, queries * groups * GROUP)
+    maxima, tile = 4 * queries * groups, 4 * min(_TILE_SCORES, queries * groups * _GROUP)
     again = (2 + 8) * min(_EXACT_NUMBERS, chosen * dim)  # as they are, and in fp64
-    return maxima + max(tile + 2 * 4 * chosen * GROUP, again)
-
-
-def margin_of_sums(dim: int, dtype: torch.dtype) -> float:
-    """How far a sum of `dim` products of this type can be off, relative to the norms of both factors."""
-    return (2 * dim + 16) * _CUT if dtype == torch.float16 else dim * _U
+    return maxima + max(tile + 2 * 4 * chosen * _GROUP, again)
 
 
 # ---- one attempt: steps 1 to 5 ----
 
 
 def _attempt(
-    queries: Tensor, rows: Tensor, k: int, row_norm: Tensor | float, dtype: torch.dtype, spare: int
-) -> Found:
-    width = min(k + spare, -(-len(rows) // GROUP))
-    block = min(_QUERIES, max(1, _MEMBERS // (width * GROUP)))
+    queries: Tensor, rows: Tensor, k: int, row_norm: Tensor, dtype: torch.dtype, spare: int
+) -> _Lists:
+    width = min(k + spare, -(-len(rows) // _GROUP))
+    block = min(_QUERIES, max(1, _MEMBERS // (width * _GROUP)))
     parts = [_attempt_block(q, rows, k, row_norm, dtype, spare) for q in queries.split(block)]
-    return parts[0] if len(parts) == 1 else Found(*map(torch.cat, zip(*parts, strict=True)))
+    return parts[0] if len(parts) == 1 else _Lists(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _attempt_block(
-    q: Tensor, rows: Tensor, k: int, row_norm: Tensor | float, dtype: torch.dtype, spare: int
-) -> Found:
+    q: Tensor, rows: Tensor, k: int, row_norm: Tensor, dtype: torch.dtype, spare: int
+) -> _Lists:
     tiles = _Tiles(q, rows, row_norm, dtype)
-    groups, members = -(-len(rows) // GROUP), min(k + spare, -(-len(rows) // GROUP))
+    groups, members = -(-len(rows) // _GROUP), min(k + spare, -(-len(rows) // _GROUP))
     peaks = torch.empty(len(q), groups, device=q.device)
     for start, stop in tiles.groups:
         torch.amax(tiles.scores(start, stop), 2, out=peaks[:, start:stop])
     chosen, next_group = _best(peaks, members)  # (B, G), (B,)
 
     tile, place = chosen // tiles.size, chosen % tiles.size
-    scores = peaks  # of the chosen groups, (B, G, GROUP)
+    scores = peaks  # of the chosen groups, (B, G, _GROUP)
     for number, (start, stop) in reversed(list(enumerate(tiles.groups))):  # the last one is still there
         at = place if stop - start == tiles.size else place.clamp(max=stop - start - 1)
-        here = tiles.scores(start, stop).gather(1, at[:, :, None].expand(-1, -1, GROUP))
+        here = tiles.scores(start, stop).gather(1, at[:, :, None].expand(-1, -1, _GROUP))
         first = stop == groups  # what it says of groups in other tiles will be overwritten
         scores = here if first else torch.where((tile == number)[:, :, None], here, scores)
-    at, next_row = _best(scores.flatten(1), min(k + spare, members * GROUP))  # (B, M), (B,)
-    ids = torch.add(at % GROUP, chosen.gather(1, at // GROUP), alpha=GROUP).sort(dim=1).values
+    at, next_row = _best(scores.flatten(1), min(k + spare, members * _GROUP))  # (B, M), (B,)
+    ids = torch.add(at % _GROUP, chosen.gather(1, at // _GROUP), alpha=_GROUP)
 
     tiles.latest = None  # make room
-    exact = _exact_scores(tiles.q, rows, ids)
-    # Among equals the smaller id comes first.
-    similarities, order = exact.sort(dim=1, descending=True, stable=True)
-    similarities, ids = _padded(similarities, ids.gather(1, order), k)
+    exact = scores_of_lists(tiles.q, rows, ids.clamp(max=len(rows) - 1), _EXACT_NUMBERS)
+    if len(rows) % _GROUP:  # the last group has fewer rows than places
+        exact.masked_fill_(ids >= len(rows), -torch.inf)
+    missing = max(0, k - ids.shape[1])
+    if missing:
+        exact, ids = F.pad(exact, (0, missing), value=-torch.inf), F.pad(ids, (0, missing))
+    similarities, ids = merge(exact, ids, k)
+    ids = ids.masked_fill(similarities == -torch.inf, -1)
     reached = torch.maximum(next_group, next_row) + tiles.margin  # no row that was left out scores more
     # -inf: nothing was left out but rows that are not finite.
-    return Found(similarities, ids, (reached < similarities[:, -1] / tiles.unit) | (reached == -torch.inf))
+    return _Lists(similarities, ids, (reached < similarities[:, -1] / tiles.unit) | (reached == -torch.inf))
 
 
 class _Tiles:
     """Inexact scores of scaled queries with tiles of rows: |score - truth / unit| <= margin."""
 
-    def __init__(self, q: Tensor, rows: Tensor, row_norm: Tensor | float, dtype: torch.dtype) -> None:
+    def __init__(self, q: Tensor, rows: Tensor, row_norm: Tensor, dtype: torch.dtype) -> None:
         self.rows, self.dtype = rows, dtype
-        self.size = max(1, _TILE_SCORES // len(q) // GROUP)  # groups of one tile
-        count = -(-len(rows) // GROUP)
+        self.size = max(1, _TILE_SCORES // len(q) // _GROUP)  # groups of one tile
+        count = -(-len(rows) // _GROUP)
         self.groups = [(start, min(start + self.size, count)) for start in range(0, count, self.size)]
         self.q = q.double()
         largest = self.q.abs().amax(1, keepdim=True).clamp_(min=2.0**-60)
@@ -160,29 +165,28 @@ class _Tiles:
         self.latest: tuple[int, Tensor] | None = None
         rounding = torch.linalg.vector_norm(scaled - self.factor, dim=1)
         norms = torch.linalg.vector_norm(scaled, dim=1)
-        # 2 cuts: the exact score is rounded to fp32, and must stay below the K-th, which is.
-        margin = torch.add(rounding, norms, alpha=margin_of_sums(rows.shape[1], dtype) + 2 * _CUT)
+        margin = torch.add(rounding, norms, alpha=error_of_products(rows.shape[1], dtype))
         # 1 %: terms of second order. The constant: what underflows in a product, or in the exact score (2^-148,
         # times 2^60 at most).
         self.margin = margin * (1.01 * row_norm) + (rows.shape[1] * 2.0**-126 + 2.0**-88)
 
     def scores(self, start: int, stop: int) -> Tensor:
-        """(B, groups, GROUP) of the groups from start to stop; -inf where there are no rows."""
+        """(B, groups, _GROUP) of the groups from start to stop; -inf where there are no rows."""
         if self.latest is None or self.latest[0] != start:
             self.latest = None  # make room first
             self.latest = start, self._product(start, stop)
         return self.latest[1]
 
     def _product(self, start: int, stop: int) -> Tensor:
-        z = self.rows[start * GROUP : stop * GROUP]
+        z = self.rows[start * _GROUP : stop * _GROUP]
         if self.dtype == torch.float16:
             scores = torch.mm(self.factor, z.T, out_dtype=torch.float32)
         else:
             scores = self.factor @ z.float().T
-        missing = (stop - start) * GROUP - len(z)
+        missing = (stop - start) * _GROUP - len(z)
         if missing:
             scores = F.pad(scores, (0, missing), value=-torch.inf)
-        return scores.unflatten(1, (-1, GROUP))
+        return scores.unflatten(1, (-1, _GROUP))
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -193,58 +197,6 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return every, scores.new_full((len(scores),), -torch.inf)
     top = scores.topk(count + 1, dim=1)
     return top.indices[:, :count], top.values[:, count]
-
-
-def _exact_scores(q64: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """fp64 inner products of each query with its rows (B, M), rounded to fp32; -inf where that is not finite."""
-    at_once = max(1, _EXACT_NUMBERS // (ids.shape[1] * rows.shape[1]))
-    inside = ids if len(rows) % GROUP == 0 else ids.clamp(max=len(rows) - 1)
-    exact = [
-        torch.bmm(rows[i].double(), b[:, :, None])[:, :, 0]
-        for b, i in zip(q64.split(at_once), inside.split(at_once), strict=True)
-    ]
-    scores = (torch.cat(exact) if len(exact) > 1 else exact[0]).float()
-    scores.nan_to_num_(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-    if inside is not ids:  # the last group has fewer rows than places
-        scores.masked_fill_(ids >= len(rows), -torch.inf)
-    return scores + 0.0  # no negative zero
-
-
-def _padded(similarities: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The first K of lists (B, M), best first; padding, and a row that is not finite, is -inf and -1."""
-    missing = max(0, k - ids.shape[1])
-    if missing:
-        similarities, ids = F.pad(similarities, (0, missing), value=-torch.inf), F.pad(ids, (0, missing))
-    similarities, ids = similarities[:, :k], ids[:, :k]
-    return similarities, ids.masked_fill(similarities == -torch.inf, -1)
-
-
-# ---- where nothing inexact helps ----
-
-
-def _in_fp64(q: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All scores in fp64, tile by tile."""
-    q64 = q.double()
-    tile = max(GROUP, _DENSE_SCORES // len(q))
-    best: list[Tensor] = []  # keys (B, up to K) of the rows so far, and of the latest tile
-    for start in range(0, len(rows), tile):
-        z = rows[start : start + tile].double()
-        scores = (q64 @ z.T).float() + 0.0  # (B, T)
-        scores.nan_to_num_(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-        keys = pack(scores, torch.arange(start, start + len(z), device=q.device))
-        best = [torch.cat([*best, keys], 1)]
-        best = [best[0].topk(min(k, best[0].shape[1]), dim=1).values]
-    return _padded(*unpack(best[0]), k)
-
-
-# ---- what is known of rows and devices ----
-
-
-def _largest_norm(rows: Tensor) -> Tensor:
-    """Norm of the longest finite row, fp64, left on the device."""
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    longest = norms.nan_to_num_(nan=0.0, posinf=0.0).amax()
-    return torch.where(longest < _TOO_LONG, longest, torch.inf)
 
 
 def _has_mixed_product(device: torch.device) -> bool:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from accelerator import HAS_MIXED_PRODUCTS, Accelerator, accurate, hostile, truncating
-from exact_search import brute_force, clouds
+from exact_search import KINDS, brute_force, by_fp64, clouds
 from helpers import assert_same, on_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adasim.neighbors import NeighborMemory, ShardedMemory, grouped, search
+from adasim.neighbors import NeighborMemory, ShardedMemory, search, search_gpu
 
 Pair = tuple[Tensor, Tensor]
 needs_mixed_products = pytest.mark.skipif(not HAS_MIXED_PRODUCTS, reason="torch before 2.8")
@@ -25,24 +25,14 @@ def on_device(queries: Tensor, rows: Tensor, k: int) -> Pair:
     return similarities.cpu(), ids.cpu()
 
 
-def by_fp64(queries: Tensor, rows: Tensor, k: int) -> Pair:
-    """The definition again, quick enough for many rows: exact for vectors on the grid."""
-    scores = (queries.double() @ rows.double().T).float()
-    order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return scores.gather(1, order), order
-
-
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles, blocks and parts, and few spare candidates, in searches that would need one of each."""
-    monkeypatch.setattr(grouped, "_TILE_SCORES", 1 << 10)
-    monkeypatch.setattr(grouped, "_EXACT_NUMBERS", 1 << 10)
-    monkeypatch.setattr(grouped, "_DENSE_SCORES", 1 << 9)
-    monkeypatch.setattr(grouped, "_MEMBERS", 1 << 12)
-    monkeypatch.setattr(grouped, "_SPARE", (3, 20))
-
-
-KINDS = ["random", "clustered", "alike", "duplicated", "half empty", "identical", "empty"]
+    monkeypatch.setattr(search_gpu, "_TILE_SCORES", 1 << 10)
+    monkeypatch.setattr(search_gpu, "_EXACT_NUMBERS", 1 << 10)
+    monkeypatch.setattr(search_gpu, "_DENSE_SCORES", 1 << 9)
+    monkeypatch.setattr(search_gpu, "_MEMBERS", 1 << 12)
+    monkeypatch.setattr(search_gpu, "_SPARE", (3, 20))
 
 
 # ---- exact ----
@@ -97,7 +87,7 @@ def test_search_on_a_device_is_exact_under_ties(
     queries = torch.randint(-levels, levels + 1, (b, dim), generator=generator) / 8
     rows = rows.half() if half else rows
     with Accelerator(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouped, "_SPARE", (1, 2))
+        patch.setattr(search_gpu, "_SPARE", (1, 2))
         assert_same(on_device(queries, rows, k), brute_force(queries, rows, k))
 
 
@@ -154,7 +144,7 @@ def test_answers_are_exact_on_tensor_cores_that_truncate(product: Any) -> None:
 @needs_mixed_products
 def test_without_the_margin_the_answers_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, rows = near_ties()
-    monkeypatch.setattr(grouped, "margin_of_sums", lambda dim, dtype: 0.0)
+    monkeypatch.setattr(search_gpu, "error_of_products", lambda dim, dtype: 0.0)
     with Accelerator(mixed_product=hostile):
         found = on_device(queries, rows, 5)
     assert not torch.equal(found[1], by_fp64(queries, rows, 5)[1])
@@ -167,10 +157,10 @@ def test_the_margin_covers_every_pair_of_truncating_tensor_cores(dim: int) -> No
     rows = torch.cat([clouds(300, dim)[kind] for kind in ("random", "alike")])
     rows = torch.cat([rows, rows.abs(), 1e-6 * rows, -rows.abs()]).half()  # 1e-6: subnormal numbers
     queries = torch.cat([torch.randn(20, dim), rows[300:320].float(), torch.rand(20, dim)])
-    row_norm = float(torch.linalg.vector_norm(rows.double(), dim=1).max())
+    row_norm = torch.linalg.vector_norm(rows.double(), dim=1).max()
     truth = queries.double() @ rows.double().T
     with Accelerator(mixed_product=truncating):
-        tiles = grouped._Tiles(queries.to("cuda"), rows.to("cuda"), row_norm, torch.float16)
+        tiles = search_gpu._Tiles(queries.to("cuda"), rows.to("cuda"), row_norm, torch.float16)
         scores = tiles.scores(0, -(-len(rows) // 64)).flatten(1)[:, : len(rows)].cpu()
         unit, margin = tiles.unit.cpu()[:, None], tiles.margin.cpu()[:, None]
     off = (scores - truth / unit).abs()
@@ -197,10 +187,10 @@ def test_a_torch_without_mixed_products_searches_in_fp32(monkeypatch: pytest.Mon
         raise NotImplementedError("aten::mm.dtype")
 
     queries, rows = near_ties()
-    grouped._mixed_product_runs.cache_clear()
+    search_gpu._mixed_product_runs.cache_clear()
     with Accelerator(mixed_product=refuses):
         found = on_device(queries, rows, 5)
-    grouped._mixed_product_runs.cache_clear()
+    search_gpu._mixed_product_runs.cache_clear()
     assert_same(found, by_fp64(queries, rows, 5))
 
 
@@ -212,13 +202,13 @@ def test_only_queries_without_a_proof_are_searched_again(
     rows[2_000:5_000] = rows[2_000]  # the third query's neighbours: more ties than any attempt has room for
     queries = rows[torch.tensor([10, 20, 2_000, 30])]
     again: list[int] = []
-    in_fp64 = grouped._in_fp64
+    in_fp64 = search_gpu.search_in_fp64
 
     def counted(q: Tensor, *rest: Any) -> Pair:
         again.append(len(q))
         return in_fp64(q, *rest)
 
-    monkeypatch.setattr(grouped, "_in_fp64", counted)
+    monkeypatch.setattr(search_gpu, "search_in_fp64", counted)
     there = queries.to("cuda"), rows.half().to("cuda")
     gpu.clear()
     found = search(*there, 4)
@@ -271,10 +261,10 @@ def test_the_widest_features_cost_a_few_operations_more(
     gpu: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D = 2,048 takes step 4 in 3 parts, and 160,146 rows all steps in 5 tiles: both as here, in small."""
-    parts = -(-1024 * 74 * 2048 // grouped._EXACT_NUMBERS)
-    tiles = -(-160_146 // (grouped._TILE_SCORES // 1024))
-    monkeypatch.setattr(grouped, "_EXACT_NUMBERS", -(-64 // parts) * 74 * 16)
-    monkeypatch.setattr(grouped, "_TILE_SCORES", 64 * (20_000 // tiles // 64 + 1) * 64)
+    parts = -(-1024 * 74 * 2048 // search_gpu._EXACT_NUMBERS)
+    tiles = -(-160_146 // (search_gpu._TILE_SCORES // 1024))
+    monkeypatch.setattr(search_gpu, "_EXACT_NUMBERS", -(-64 // parts) * 74 * 16)
+    monkeypatch.setattr(search_gpu, "_TILE_SCORES", 64 * (20_000 // tiles // 64 + 1) * 64)
     torch.manual_seed(0)
     rows = on_grid(torch.randn(20_001, 16))
     memory = filled(NeighborMemory, rows, 10)
