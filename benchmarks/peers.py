@@ -50,7 +50,8 @@ from views import dino_view, photo
 
 from adasim.config import Config
 from adasim.data import ArrayImages, BatchedViews, FolderImages, PairLoader, synthetic
-from adasim.data.loading.cutting import Cutter, Task
+from adasim.data.crop_worker import CropWorker, Task
+from adasim.data.pool import task_rows
 from adasim.methods import build_method
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
@@ -226,18 +227,18 @@ def photo_views(folder: Path) -> Contenders:
         photo(375, 500, seed=i).save(path, quality=90)
     config = get_recipe("dino-vit-s16").views
     published = [dino_view(config, view) for view in (1, 2)]
-    cutter, device = Cutter(FolderImages(folder), config, seed=0), BatchedViews(config)
+    worker, device = CropWorker(FolderImages(folder), config, seed=0), BatchedViews(config)
     ids, numbers = torch.arange(PHOTOS), (1, 2)
-    room = cutter.room(numbers, PHOTOS)  # uint8, where loader processes leave their crops
+    cut_crops = worker.crops(numbers, PHOTOS)  # uint8, where loader processes leave their crops
 
     def cut() -> int:
-        for rows, piece in Task(0, ids, ids, numbers).pieces():
-            cutter.cut(piece, [crops[rows] for crops in room])
+        for rows in task_rows(PHOTOS):
+            worker.work(Task(0, ids, ids, numbers)[rows], [crops[rows] for crops in cut_crops])
         return PHOTOS
 
     def cut_and_finish() -> int:
         cut()
-        for number, crops in zip(numbers, room, strict=True):
+        for number, crops in zip(numbers, cut_crops, strict=True):
             device.of_crops(crops, number, 0, 0, ids)
         return PHOTOS
 

@@ -32,7 +32,8 @@ from torchvision.transforms import v2
 
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, FolderImages
-from adasim.data.loading.cutting import TASK, Cutter, Task
+from adasim.data.crop_worker import CropWorker, Task
+from adasim.data.pool import TASK, task_rows
 from adasim.data.views import ViewSettings
 from adasim.registry import METHODS
 
@@ -99,13 +100,13 @@ def photo_contenders(folder: Path) -> tuple[int, dict[str, Callable[[], object]]
                 view(image)
 
     def cutter(reduced: bool) -> Callable[[], list[Tensor]]:
-        made = Cutter(images, ViewsConfig(**METHODS["dino"].VIEWS, size=224, reduced_jpeg=reduced), 0)
-        room = made.room((1, 2), len(ids))
+        made = CropWorker(images, ViewsConfig(**METHODS["dino"].VIEWS, size=224, reduced_jpeg=reduced), 0)
+        crops = made.crops((1, 2), len(ids))
 
         def cut() -> list[Tensor]:
-            for rows, piece in Task(0, ids, ids, (1, 2)).pieces():
-                made.cut(piece, [view[rows] for view in room])
-            return room
+            for rows in task_rows(len(ids)):
+                made.work(Task(0, ids, ids, (1, 2))[rows], [view[rows] for view in crops])
+            return crops
 
         return cut
 

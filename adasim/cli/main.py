@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         if is_first():
             terminal.complain(error)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except BrokenPipeError:
         terminal.discard_output()
         raise Stopped(signal.SIGPIPE) from None

@@ -2,17 +2,19 @@
 
     images.py     what a data set of images looks like to the rest (`ImageSet`)
     sources/      folders, .npz files, Hugging Face, what Python hands over; masks; a run's record of its data
-    synthetic/    images that are drawn by code
-    views/        random parameters of a view; crops; and colours, in whole batches
-    loading/      `PairLoader`: whole epochs of view pairs
+    synthetic.py  images that are drawn by code
+    views.py      random parameters of a view, and its crop
+    augment.py    colours, in whole batches
+    loader.py     `PairLoader`: whole epochs of view pairs; images that cannot be read are replaced
+    pool.py       loader processes, for training and evaluation; crop_worker.py: what they do for training
 
 Nothing here knows of neighbours or methods.
 """
 
 from adasim.data.augment import BatchedViews
 from adasim.data.images import ArrayImages, ImageSet, Subset, Unreadable
-from adasim.data.loading.loader import Batch, PairLoader
-from adasim.data.loading.workers import worker_count
+from adasim.data.loader import Batch, PairLoader
+from adasim.data.pool import worker_count
 from adasim.data.sources.excluded import leave_out
 from adasim.data.sources.folder import FolderImages
 from adasim.data.sources.found import describe

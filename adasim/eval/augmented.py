@@ -47,10 +47,9 @@ def augmented_batches(
     )
     backbone.to(device)
     loader = PairLoader(images, views, batch_size=batch_size, seed=seed, workers=workers, device=device)
-    everything = torch.arange(len(images))
 
     def batches(epoch: int) -> Batches:
-        for batch in loader.epoch(epoch, everything, first_only=True):
+        for batch in loader.views(epoch, loader.batches(epoch)):
             with frozen(backbone), torch.no_grad():
                 features = encode(backbone, batch.views[0], kind).float()
             yield features, labels[batch.ids.cpu()]

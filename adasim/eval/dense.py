@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from timm.models import VisionTransformer
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
-from adasim.data import ImageSet, Unreadable
+from adasim.data import ImageSet
+from adasim.data.pool import read_batches
 from adasim.data.sources.masks import IGNORE, blank, require_same_size
 from adasim.dist.devices import image_layout
 from adasim.eval.features import frozen, progress_bar, require_finite, require_size
@@ -26,8 +26,6 @@ MaskBatches = Iterable[tuple[Tensor, Tensor]]
 """(B, D, h, w) patch features and their (B, H, W) masks, batch after batch."""
 HELD_BYTES = 2 * 1024**3
 """Patch features up to this size are made once and held; larger ones are made anew for every epoch."""
-
-_Item = tuple[int, Tensor, Tensor] | str
 
 
 class PatchFeatures:
@@ -98,18 +96,15 @@ class PatchFeatures:
         return zip(features.split(self.batch_size), masks.split(self.batch_size), strict=True)
 
     def _make(self, ids: Tensor, epoch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        loader = DataLoader(
+        items, shapes = (
             self._items,
-            batch_size=self.batch_size,
-            sampler=ids.tolist(),
-            num_workers=self._workers,
-            collate_fn=_collate,
-            generator=torch.Generator(),
+            [(3, self._items.size, self._items.size), (self._items.side, self._items.side)],
         )
-        for made in loader:
-            if isinstance(made, str):
-                raise UserError(made)
-            numbers, pixels, masks = made
+        for numbers, (pixels, masks), failed in read_batches(
+            items.load, ids, shapes, self.batch_size, self._workers
+        ):
+            for problem in failed.values():
+                raise UserError(f"An image or mask cannot be read: {problem}. Repair or remove it.")
             views, masks = self._transform.normalise(pixels.to(self.device)), masks.to(self.device)
             if epoch is not None:
                 views, masks = warp(views, masks, self.seed, epoch, numbers)
@@ -155,38 +150,19 @@ def warp(views: Tensor, masks: Tensor, seed: int, epoch: int, ids: Tensor) -> tu
     return views, moved.round().to(masks.dtype)
 
 
-class _Items(Dataset[_Item]):
-    """(number, uint8 (C, size, size), uint8 (side, side)) of an image and its mask, or what is wrong with them.
-
-    Errors travel as sentences: raised in a worker process they would arrive wrapped in its traceback.
-    """
+class _Items:
+    """Images and their masks, uint8 (3, size, size) and uint8 (side, side)."""
 
     def __init__(self, images: ImageSet, size: int, side: int, ignore: Sequence[int]) -> None:
         self.images, self.size, self.side, self.ignore = images, size, side, ignore
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, i: int) -> _Item:
-        try:
-            picture = self.images.load(i)
-            mask = require_same_size(picture, self.images.mask(i), self.images.where(i))
-            mask = blank(mask, self.ignore)
-        except Unreadable as error:
-            return f"An image or mask cannot be read: {error}. Repair or remove it."
-        except UserError as error:
-            return str(error)
+    def load(self, i: int) -> tuple[Tensor, Tensor]:
+        picture = self.images.load(i)
+        mask = require_same_size(picture, self.images.mask(i), self.images.where(i))
+        mask = blank(mask, self.ignore)
         cubic, nearest = InterpolationMode.BICUBIC, InterpolationMode.NEAREST_EXACT
         if list(picture.shape[-2:]) != [self.size] * 2:
             picture = TF.resize(picture, [self.size] * 2, interpolation=cubic, antialias=True)
         if list(mask.shape) != [self.side] * 2:
             mask = TF.resize(mask[None], [self.side] * 2, interpolation=nearest)[0]
-        return i, picture, mask
-
-
-def _collate(items: list[_Item]) -> tuple[Tensor, Tensor, Tensor] | str:
-    wrong = next((item for item in items if isinstance(item, str)), None)
-    if wrong is not None:
-        return wrong
-    numbers, pictures, masks = zip(*items, strict=True)
-    return torch.tensor(numbers), torch.stack(pictures), torch.stack(masks)
+        return picture, mask

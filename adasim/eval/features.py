@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,9 +24,9 @@ import torch
 from rich.progress import Progress, TextColumn
 from timm.models import VisionTransformer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from adasim.data import ImageSet, Unreadable
+from adasim.data import ImageSet
+from adasim.data.pool import read_batches
 from adasim.dist.devices import image_layout
 from adasim.eval.kept import Parts, read_features, write_features
 from adasim.models import Backbone
@@ -43,7 +42,6 @@ MAX_UNREADABLE = 0.01
 """Above this share of unreadable images an evaluation stops, as pretraining does."""
 
 _VERSION = 2  # of the features that a transform gives: features kept by earlier versions are made anew
-_Item = tuple[int, Tensor | str]  # an image's number, and its pixels or why they cannot be read
 _Batch = tuple[Tensor, Tensor, dict[int, str]]  # ids, pixels, and {id: where and why} of those not readable
 
 
@@ -187,47 +185,18 @@ def batches(
         for ids in torch.arange(first, len(images)).split(batch_size):
             yield ids, transform.crop(array[ids[0] : ids[-1] + 1]), {}
         return
-    yield from DataLoader(
-        _Views(images, transform),
-        batch_size=batch_size,
-        sampler=range(first, len(images)),
-        num_workers=workers,
-        collate_fn=_stack,
-        generator=torch.Generator(),  # else it would draw from the training loop's
-        worker_init_fn=_leave_signals_to_the_parent,
-    )
-
-
-def _leave_signals_to_the_parent(worker: int) -> None:
-    """A signal to the whole group of processes is the parent's to answer: a worker that died of it would be an error
-    there before anything is saved."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _stack(items: list[_Item]) -> _Batch:
-    """A batch of one tensor, made in the worker: every tensor that leaves it takes a file descriptor."""
-    good = [(i, view) for i, view in items if isinstance(view, Tensor)]
-    failed = {i: reason for i, reason in items if isinstance(reason, str)}
-    views = torch.stack([view for _, view in good]) if good else torch.empty(0)
-    return torch.tensor([i for i, _ in good], dtype=torch.int64), views, failed
-
-
-class _Views(Dataset[_Item]):
-    """One image at a time, in the loader's processes."""
-
-    def __init__(self, images: ImageSet, transform: EvalTransform) -> None:
-        self._images = images
-        self._transform = transform
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, i: int) -> _Item:
-        try:
-            return i, self._transform.crop(self._images.load(i))
-        except Unreadable as error:
-            return i, str(error)
+    shapes: list[tuple[int, ...]] = [(3, transform.size, transform.size)]
+    for ids, (pixels,), failed in read_batches(
+        lambda i: (transform.crop(images.load(i)),),
+        torch.arange(first, len(images)),
+        shapes,
+        batch_size,
+        workers,
+    ):
+        if failed:
+            readable = torch.tensor([i not in failed for i in ids.tolist()])
+            ids, pixels = ids[readable], pixels[readable]
+        yield ids, pixels, failed
 
 
 @dataclass

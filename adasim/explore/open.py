@@ -135,7 +135,15 @@ def augmented_support(
         std=transform.std,
     )
     loaders = [
-        PairLoader(images, views, batch_size=1, seed=seed, workers=workers, device=device, max_unreadable=1.0)
+        PairLoader(
+            images,
+            views,
+            batch_size=min(_BATCH, len(images)),
+            seed=seed,
+            workers=workers,
+            device=device,
+            max_unreadable=1.0,
+        )
         for images in sets
     ]
     backbone.to(device)
@@ -146,10 +154,10 @@ def augmented_support(
             for epoch in range(passes + 1):  # the first one has nothing to look into
                 first = 0
                 for images, loader in zip(sets, loaders, strict=True):
-                    for ids in torch.arange(len(images)).split(_BATCH):
-                        pixels = loader.fetch(epoch, ids, ids).result()
+                    for batch in loader.views(epoch, torch.arange(len(images)).split(_BATCH), (2,)):
+                        ids = batch.ids.cpu()
                         with torch.no_grad():
-                            found = encode(backbone, pixels).float().cpu()
+                            found = encode(backbone, batch.views[0]).float().cpu()
                         # What stands in for an image that cannot be read says nothing about it.
                         found[torch.tensor([i in loader.quarantined for i in ids.tolist()])] = torch.nan
                         memory = memory or NeighborMemory(count, found.shape[1], passes, min(k + 1, count))

@@ -121,8 +121,8 @@ class Training:
         """
         state, memory, epoch = self.state, self.state.memory, self.state.epoch
         current = memory is not None and memory.timing == "current"
-        partners = torch.arange(len(self.images)) if current else self.policy.partners(epoch)  # draw
-        batches = self.loader.epoch(epoch, partners, state.step_in_epoch, first_only=current)  # views
+        partners = None if current else self.policy.partners(epoch)  # draw
+        batches = self.loader.epoch(epoch, partners, state.step_in_epoch)  # views
         while (batch := self.wait(lambda: next(batches, None))) is not None:
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
             if current:

@@ -4,6 +4,7 @@
 class UserError(Exception):
     """Bad input. The command line prints the message alone and exits with code 2."""
 
+    exit_code = 2
     shared = False
     """Whether every process of a run raises it, so that the first may speak for all."""
 

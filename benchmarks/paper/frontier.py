@@ -78,7 +78,7 @@ def features_of(path: Path, passes: int) -> Passes:
     )
     found = []
     for number in range(passes):
-        batches = loader.epoch(number, torch.arange(len(images)), first_only=True)
+        batches = loader.views(number, loader.batches(number))
         parts = [
             (batch.ids, encoder(batch.views[0].contiguous(memory_format=torch.channels_last)))
             for batch in batches

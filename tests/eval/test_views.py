@@ -67,6 +67,6 @@ def test_views_of_images_in_memory_are_the_same_twice_and_others_with_another_se
     first, again, other = (report.metrics for report in reports)
     assert first == again
     assert first["rankme"] == pytest.approx(other["rankme"])
-    assert reports[0].results[0].settings["queries"] == 64  # whole batches
+    assert reports[0].results[0].settings["queries"] == 100
     few = adasim.evaluate(run, "views", queries=10, save=False, workers=0)
     assert few.results[0].settings["queries"] == 10

@@ -90,14 +90,12 @@ class OwnViews(ViewsOptions, Evaluation):
     ) -> tuple[Tensor, Tensor]:
         """Features (M, D) of one view each of M readable images, and which rows of `ids` these are."""
         chosen = order[: self.queries]
-        batch_size = min(_BATCH, len(chosen))
-        chosen = chosen[: len(chosen) // batch_size * batch_size]  # whole batches
         backbone = extractor.encoder.backbone
         backbone.to(extractor.device)
         loader = PairLoader(
             Subset(images, ids[chosen]),
             _augmentation(extractor.encoder.transform),
-            batch_size=batch_size,
+            batch_size=min(_BATCH, len(chosen)),
             seed=extractor.seed,
             workers=extractor.workers,
             device=extractor.device,
@@ -105,11 +103,11 @@ class OwnViews(ViewsOptions, Evaluation):
         features, rows = [], []
         try:
             with frozen(backbone), progress_bar(f"{images.name}: views", len(chosen)) as advance:
-                for batch in loader.epoch(0, torch.arange(len(chosen)), first_only=True):
+                for batch in loader.views(0, torch.arange(len(chosen)).split(_BATCH)):
                     with torch.inference_mode():
                         features.append(encode(backbone, batch.views[0]).float().cpu())
                     rows.append(chosen[batch.ids.cpu()])
-                    advance(batch_size)
+                    advance(len(batch.ids))
         finally:
             loader.close()
         return torch.cat(features), torch.cat(rows)

@@ -11,18 +11,17 @@ processes to 8-bit pixels. Everything after the crop happens in whole batches on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data.augment import BatchedViews
+from adasim.data.crop_worker import CropSource, Cut, Task
 from adasim.data.images import ImageSet
-from adasim.data.loading.crops import CropSource, Cut
-from adasim.data.loading.cutting import Task
-from adasim.data.loading.reading import Quarantine, into_memory, read
+from adasim.data.quarantine import Quarantine, into_memory, read
 from adasim.util import seeding
 from adasim.util.errors import UserError
 
@@ -31,17 +30,12 @@ _IN_MEMORY_BYTES = 2 * 1024**3
 
 
 class Batch(NamedTuple):
-    """B query images, their partners, and [view 1, view 2, local crops...], each float32 (B, 3, S, S)."""
+    """B query images, their partners, and the views asked for, each float32 (B, 3, S, S); of a whole epoch that is
+    [view 1, view 2, local crops...]."""
 
     ids: Tensor
     partners: Tensor
     views: list[Tensor]
-
-
-class Pending(Protocol):
-    """Views on their way; `result` waits for them."""
-
-    def result(self) -> Tensor: ...
 
 
 class PairLoader:
@@ -86,7 +80,6 @@ class PairLoader:
         self._world = world
         self._device = torch.device(device)
         self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
-        self._count = 2 + views.local_crops
         self._views = BatchedViews(views)
         self._quarantine = Quarantine(len(images), max_unreadable)
         self._array = _array(images, views, seed, workers, self._quarantine)
@@ -133,26 +126,41 @@ class PairLoader:
         processes = f"{self.workers} loader process" + ("es" if self.workers > 1 else "")
         return f"Images are read and cropped by {processes}{' for each rank' if self._world > 1 else ''}."
 
-    def epoch(
-        self, epoch: int, partners: Tensor, start: int = 0, *, first_only: bool = False
-    ) -> Iterator[Batch]:
-        """The batches of one epoch from step `start` on; the images left over at its end are dropped.
+    def epoch(self, epoch: int, partners: Tensor | None, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch from step `start` on, with all views.
 
-        `partners` (N,) holds each image's partner. With `first_only`, batches have no view 2 (the partner is
-        not known yet; see `fetch`), and their views are [view 1, local crops...].
+        `partners` (N,) holds each image's partner. None: they are not known yet, and view 2 is left to `fetch`.
         """
-        order = seeding.permutation(self._seed, "order", epoch, len(self.images))
-        numbers = tuple(v for v in range(1, self._count + 1) if not (first_only and v == 2))
-        tasks = []
-        for step in range(start, self.steps_per_epoch):
-            ids = order[step * self.batch_size : (step + 1) * self.batch_size][self._part]
-            tasks.append(Task(epoch, ids, partners[ids], numbers))
-        views = map(self._from_memory, tasks) if self._crops is None else self._from_crops(tasks)
-        for task, made in zip(tasks, views, strict=True):
-            yield Batch(task.ids.to(self._device), task.partners.to(self._device), made)
+        numbers = [number for number in self._views.settings if number != 2 or partners is not None]
+        return self.views(epoch, self.batches(epoch)[start:], numbers, partners)
 
-    def fetch(self, epoch: int, ids: Tensor, partners: Tensor) -> Pending:
-        """View 2 of these queries and partners, made in the background: the pixels `epoch` would give."""
+    def batches(self, epoch: int) -> list[Tensor]:
+        """The ids of each batch of an epoch, this process's part; the images left over at its end are dropped."""
+        order = seeding.permutation(self._seed, "order", epoch, len(self.images))
+        return [batch[self._part] for batch in order.split(self.batch_size)[: self.steps_per_epoch]]
+
+    def views(
+        self,
+        epoch: int,
+        batches: Iterable[Tensor],
+        numbers: Sequence[int] = (1,),
+        partners: Tensor | None = None,
+    ) -> Iterator[Batch]:
+        """The views with these numbers of any images, batch after batch as the ids in `batches` say: 1 shows the
+        image, 2 its partner, 3 and up are local crops of the image.
+
+        A view's pixels depend on (seed, epoch, id) and the partner alone, whatever it is asked for with. Without
+        partners, each image is its own.
+        """
+        shown = tuple(numbers)
+        tasks = (Task(epoch, ids, ids if partners is None else partners[ids], shown) for ids in batches)
+        made = ((t, self._from_memory(t)) for t in tasks) if self._crops is None else self._from_crops(tasks)
+        for task, views in made:
+            yield Batch(task.ids.to(self._device), task.partners.to(self._device), views)
+
+    def fetch(self, epoch: int, ids: Tensor, partners: Tensor) -> _Ready | _Fetched:
+        """View 2 of these queries and partners, made in the background, ahead of all else: the pixels `epoch` would
+        give. `result()` waits for them."""
         task = Task(epoch, ids.cpu(), partners.cpu(), (2,))
         if self._crops is None:
             return _Ready(self._from_memory(task)[0])
@@ -172,9 +180,9 @@ class PairLoader:
             views.append(self._views(pixels, view, self._seed, task.epoch, task.ids))
         return views
 
-    def _from_crops(self, tasks: list[Task]) -> Iterator[list[Tensor]]:
-        """Views of one task after the other, some tasks being cut ahead; on an accelerator, the crops of the next one
-        are on their way to the device while the loop works on the last."""
+    def _from_crops(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, list[Tensor]]]:
+        """The views of one task after the other, some tasks being cut ahead; on an accelerator, the crops of the
+        next one are on their way to the device while the loop works on the last."""
         assert self._crops is not None
         waiting, cutting = iter(tasks), deque[Cut]()
         ahead: Cut | None = None
@@ -192,7 +200,7 @@ class PairLoader:
                         continue
                 if due is None:
                     return
-                yield self._finish(due)
+                yield due.task, self._finish(due)
         finally:
             for cut in (*cutting, *([ahead] if ahead else [])):
                 cut.cancel()

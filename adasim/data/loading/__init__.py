@@ -1,1 +1,0 @@
-"""Batches of view pairs: read, cut and delivered in an order that only the seed and the epoch decide."""
