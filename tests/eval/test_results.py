@@ -75,15 +75,6 @@ def test_results_that_come_at_the_same_time_are_all_kept(tmp_path: Path) -> None
     assert sorted(one.value for one in read_results(tmp_path)) == list(range(40))
 
 
-def test_foreign_lines_are_passed_over(tmp_path: Path) -> None:
-    file = tmp_path / "results.jsonl"
-    file.write_text('[1]\n"text"\n{"protocol": "knn"}\nnot json\n')
-    append_result(file, result(), "cpu")
-    said: list[str] = []
-    assert len(read_results(tmp_path, said.append)) == 1
-    assert said == [f"{file}: lines 1, 2, 3 and 1 more are left out, as damaged."]
-
-
 def test_a_table_says_which_line_of_its_results_is_left_out_and_prints_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +85,9 @@ def test_a_table_says_which_line_of_its_results_is_left_out_and_prints_the_rest(
     said = capsys.readouterr()
     assert said.err == f"{run / 'results.jsonl'}: line 2 is left out, as damaged.\n"
     assert said.out.splitlines()[-1].startswith("| run | 1.0 |")
+    (run / "results.jsonl").write_bytes(b'[1]\n"text"\n{"protocol": "knn"}\nnot json\n' + lines[0])
+    main(["eval", "table", str(run)])
+    assert "lines 1, 2, 3 and 1 more are left out" in capsys.readouterr().err
 
 
 def test_a_table_shows_the_newest_values_and_their_difference_to_the_first_run(tmp_path: Path) -> None:
