@@ -1,10 +1,17 @@
-"""The model card of an exported encoder: what it is, what it was trained on, how well it does, how to load it."""
+"""What goes along with an exported encoder: its model card, and small Python files that need no adasim.
+
+The card says what the encoder is, what it was trained on, how well it does, and how to load it. The Python files are
+its transform, and its changed stem, if it has one: timm has no argument for the stem of ResNets for small images
+(`adasim.models.backbones`), so that a file makes such a net known to timm, or to Hugging Face's transformers, which
+calls that "remote code".
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from pprint import pformat
+from typing import TYPE_CHECKING, Any
 
 from adasim import __version__
 from adasim.eval.encoder import Encoder
@@ -12,10 +19,13 @@ from adasim.eval.features import weights_hash
 from adasim.eval.results import NAMES, column_order, read_results
 from adasim.eval.splits import data_name
 from adasim.models import parse_source
+from adasim.models.transforms import EvalTransform
 from adasim.runs.metrics import read_metrics
-from adasim.tools.formats import Subject
 from adasim.util.errors import UserError
 from adasim.util.terminal import printable
+
+if TYPE_CHECKING:
+    from adasim.tools.export import Subject
 
 _METHODS = {"dino": "DINO", "simsiam": "SimSiam"}
 _PAIRS = {
@@ -30,7 +40,8 @@ _LIBRARIES = {"timm": "timm", "hf": "transformers", "onnx": "onnx", "pt2": "pyto
 def model_card(encoder: Encoder, subject: Subject, to: str) -> str:
     """README.md, as Markdown with the header that model hubs read."""
     parts = [
-        _header(to),
+        f"---\nlibrary_name: {_LIBRARIES[to]}\npipeline_tag: image-feature-extraction\n"
+        f"tags: [self-supervised, adasim]\n---",
         f"# {printable(encoder.name)}\n\nAn image encoder: {subject.transform.size} x {subject.transform.size} "
         f"pixels in, a feature of {subject.dim} numbers out. The network is {_network(subject)}. Written by "
         f"`adasim export` of version {__version__}.",
@@ -40,11 +51,6 @@ def model_card(encoder: Encoder, subject: Subject, to: str) -> str:
         f"## What is done to an image\n\n{_transform(subject, to)}",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _header(to: str) -> str:
-    lines = [f"library_name: {_LIBRARIES[to]}", "pipeline_tag: image-feature-extraction"]
-    return "\n".join(["---", *lines, "tags: [self-supervised, adasim]", "---"])
 
 
 def _network(subject: Subject) -> str:
@@ -76,8 +82,8 @@ def _training(encoder: Encoder) -> str:
         return f"Where the weights come from: {encoder.origin}. No run folder was at hand that says more."
     method, pairs, epochs = str(config["method"]), str(config["pairs"]), config["epochs"]
     data = config["data"]["source"]
-    count = _count(_json(run / "data.json"))
-    images = f"{count:,} images" if count else "images"
+    count = _json(run / "data.json").get("images")
+    images = f"{count:,} images" if isinstance(count, int) else "images"
     blind = "" if pairs == "oracle" else "without looking at labels, "
     sentences = [
         f"Trained on {images} of `{printable(data_name(data))}` {blind}by "
@@ -137,58 +143,55 @@ def _figures(encoder: Encoder) -> str:
 
 
 def _loading(subject: Subject, to: str) -> str:
-    call, note = _lines(subject, to)
-    code = f"```python\nfrom transform import transform\n\n{call}\n```"
-    return f"In this folder, for one photo:\n\n{code}" + (f"\n\n{note}" if note else "")
-
-
-def _lines(subject: Subject, to: str) -> tuple[str, str]:
     """Python that computes one photo's features, and a sentence about it."""
-    pixels = 'pixels = transform("photo.jpg")[None]  # (1, 3, size, size)'
+    own = subject.stem is not None
+    note = "Any number of images may be in a batch."
     if to == "timm":
-        if subject.stem is None:
-            arguments = "".join(f", {name}={value!r}" for name, value in subject.arguments.items())
-            create = (
-                f'timm.create_model("{subject.architecture}", checkpoint_path="model.safetensors", '
-                f"num_classes=0{arguments})"
-            )
-            note = (
-                "Or all at once, arguments included, with timm 1.0.29 or newer: "
-                '`timm.create_model("local-dir:FOLDER", pretrained=True)`.'
-            )
-            return f"import timm\n\n{pixels}\nnet = {create}\nfeatures = net.eval()(pixels)", note
-        create = f'timm.create_model("{subject.timm_name}", checkpoint_path="model.safetensors")'
-        note = "timm has no argument for this stem, so `adasim_model.py` makes the network known to it."
-        return (
-            f"import timm\nimport adasim_model\n\n{pixels}\nnet = {create}\nfeatures = net.eval()(pixels)",
-            note,
+        library = "import timm" + ("\nimport adasim_model" if own else "")
+        arguments = "".join(f", {name}={value!r}" for name, value in subject.arguments.items())
+        arguments = "" if own else f", num_classes=0{arguments}"
+        lines = (
+            f'net = timm.create_model("{subject.timm_name}", checkpoint_path="model.safetensors"{arguments})\n'
+            f"features = net.eval()(pixels)"
         )
-    if to == "hf":
-        remote = "" if subject.stem is None else ", trust_remote_code=True"
         note = (
-            "`AutoImageProcessor.from_pretrained` loads the transform, too."
-            if subject.stem is None
-            else "This stem cannot be expressed without code of its own, which stands in `modeling_adasim.py`."
+            "timm has no argument for this stem, so `adasim_model.py` makes the network known to it."
+            if own
+            else "Or all at once, arguments included, with timm 1.0.29 or newer: "
+            '`timm.create_model("local-dir:FOLDER", pretrained=True)`.'
         )
-        load = f'net = AutoModel.from_pretrained("."{remote}).eval()'
-        run = "features = net(pixel_values=pixels).pooler_output"
-        return f"from transformers import AutoModel\n\n{pixels}\n{load}\n{run}", note
-    if to == "onnx":
-        lines = 'session = onnxruntime.InferenceSession("model.onnx")'
-        run = 'features = session.run(["features"], {"pixels": pixels.numpy()})[0]'
-        return f"import onnxruntime\n\n{pixels}\n{lines}\n{run}", "Any number of images may be in a batch."
-    lines = 'net = torch.export.load("model.pt2").module()\nfeatures = net(pixels)'
-    return f"import torch\n\n{pixels}\n{lines}", "Any number of images may be in a batch."
+    elif to == "hf":
+        library = "from transformers import AutoModel"
+        remote = ", trust_remote_code=True" if own else ""
+        lines = (
+            f'net = AutoModel.from_pretrained("."{remote}).eval()\n'
+            f"features = net(pixel_values=pixels).pooler_output"
+        )
+        note = (
+            "This stem cannot be expressed without code of its own, which stands in `modeling_adasim.py`."
+            if own
+            else "`AutoImageProcessor.from_pretrained` loads the transform, too."
+        )
+    elif to == "onnx":
+        library = "import onnxruntime"
+        lines = (
+            'session = onnxruntime.InferenceSession("model.onnx")\n'
+            'features = session.run(["features"], {"pixels": pixels.numpy()})[0]'
+        )
+    else:
+        library = "import torch"
+        lines = 'net = torch.export.load("model.pt2").module()\nfeatures = net(pixels)'
+    pixels = 'pixels = transform("photo.jpg")[None]  # (1, 3, size, size)'
+    code = f"```python\nfrom transform import transform\n\n{library}\n\n{pixels}\n{lines}\n```"
+    return f"In this folder, for one photo:\n\n{code}\n\n{note}"
 
 
 def _transform(subject: Subject, to: str) -> str:
     own = subject.transform
     where = {
-        "timm": "in `config.json` under `pretrained_cfg`",
-        "hf": "in `config.json` under `pretrained_cfg`",
         "onnx": "in the file's metadata under `pretrained_cfg`",
         "pt2": "in the file's extra file `pretrained_cfg.json`",
-    }[to]
+    }.get(to, "in `config.json` under `pretrained_cfg`")
     named = own.to_timm()
     sides = "both sides are" if own.squash else "the shorter side is"
     resized = f"{sides} resized to {own.resize} pixels ({own.interpolation}, antialiased), the centre of "
@@ -209,15 +212,160 @@ def _numbers(values: list[float]) -> str:
     return "(" + ", ".join(f"{value:g}" for value in values) + ")"
 
 
-def _count(facts: dict[str, Any]) -> int:
-    """How many images a run's record is of; 0 where it does not say. Records before 0.3 tell of files alone."""
-    count, times = facts.get("images"), facts.get("times")
-    return count if isinstance(count, int) else len(times) if isinstance(times, list) else 0
-
-
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+# ---- Python files ----
+
+_TRANSFORM = '''\
+"""What this encoder expects to be done to an image; needs PIL and torchvision alone.
+
+    from transform import transform
+    pixels = transform("photo.jpg")     # float32 ({size}, {size}) in three channels; pixels[None] is a batch of one
+"""
+
+import torch
+from PIL import Image, ImageOps
+from torchvision.transforms.v2 import functional as F
+
+SIZE = {size}  # side of the square that the encoder sees
+RESIZE = {resize}  # {resized} before the centre is cut out
+MEAN = {mean}
+STD = {std}
+INTERPOLATION = F.InterpolationMode("{interpolation}")
+
+
+def transform(image):
+    """A file or a PIL image of 8 bits per colour as float32 (3, SIZE, SIZE)."""
+    if not isinstance(image, Image.Image):
+        image = Image.open(image)
+    try:
+        image = ImageOps.exif_transpose(image)  # the right way up
+    except Exception:  # its EXIF block is damaged: as it lies
+        pass
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    pixels = F.pil_to_tensor(image.convert("RGB"))
+{target}
+    pixels = F.resize(pixels, target, interpolation=INTERPOLATION, antialias=True)
+    pixels = F.center_crop(pixels, [SIZE, SIZE])
+    return F.normalize(F.to_dtype(pixels, torch.float32, scale=True), MEAN, STD)
+'''
+
+_KEEPING_ASPECT = """\
+    height, width = pixels.shape[-2:]
+    short = min(height, width)
+    target = [int(RESIZE * height / short), int(RESIZE * width / short)]"""
+_SQUASHED = "    target = [RESIZE, RESIZE]  # whatever the aspect"
+
+_TIMM = '''\
+"""Makes this encoder known to timm, which has no argument for its stem. With this folder on Python's path:
+
+    import timm, adasim_model
+    net = timm.create_model("{name}", checkpoint_path="model.safetensors")
+"""
+
+import timm
+import torch
+
+ARGUMENTS = {arguments}
+
+
+def {name}(pretrained=False, **kwargs):
+    """timm's {architecture} with another stem."""
+    kwargs = {{k: v for k, v in kwargs.items() if not k.startswith("pretrained_cfg") and k != "cache_dir"}}
+    net = timm.create_model("{architecture}", **{{**ARGUMENTS, **kwargs}})
+{edit}
+    return net
+'''
+_REGISTERED = """
+
+timm.models.register_model({name})
+"""
+
+_HF = '''\
+"""This encoder for Hugging Face's transformers: AutoModel.from_pretrained(FOLDER, trust_remote_code=True)."""
+
+import timm
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+
+class AdasimConfig(PretrainedConfig):
+    """Which timm model, and with which arguments."""
+
+    model_type = "adasim"
+
+    def __init__(self, architecture="{architecture}", model_args=None, **kwargs):
+        super().__init__(**kwargs)
+        self.architecture = architecture
+        self.model_args = model_args or {{}}
+
+
+class AdasimModel(PreTrainedModel):
+    """timm's {architecture} with another stem; `pooler_output` is the feature."""
+
+    config_class = AdasimConfig
+    base_model_prefix = "timm_model"
+    main_input_name = "pixel_values"
+
+    def __init__(self, config):
+        super().__init__(config)
+        net = timm.create_model(config.architecture, num_classes=0, **config.model_args)
+{edit}
+        self.timm_model = net
+        self.post_init()
+
+    def _init_weights(self, module):
+        """All weights come from the file."""
+
+    def forward(self, pixel_values, **kwargs):
+        last = self.timm_model.forward_features(pixel_values)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=last, pooler_output=self.timm_model.forward_head(last)
+        )
+'''
+
+
+def transform_file(transform: EvalTransform) -> str:
+    """A transform as Python code that gives the same pixels."""
+    named = transform.to_timm()
+    return _TRANSFORM.format(
+        size=transform.size,
+        resize=transform.resize,
+        resized="both sides" if transform.squash else "the shorter side",
+        target=_SQUASHED if transform.squash else _KEEPING_ASPECT,
+        mean=named["mean"],
+        std=named["std"],
+        interpolation=transform.interpolation,
+    )
+
+
+def timm_file(name: str, architecture: str, arguments: dict[str, Any], stem: str) -> tuple[str, str]:
+    """Python code of a function `name` that builds timm's `architecture` of these arguments with another stem; and
+    the end of that file, which makes the function known to timm."""
+    edit = _edit(stem, arguments, "    ")
+    shown = pformat(arguments, width=100, sort_dicts=False)
+    code = _TIMM.format(name=name, architecture=architecture, arguments=shown, edit=edit)
+    return code, _REGISTERED.format(name=name)
+
+
+def hf_file(architecture: str, arguments: dict[str, Any], stem: str) -> str:
+    """Python code with a class of transformers for the same net."""
+    return _HF.format(architecture=architecture, edit=_edit(stem, arguments, "        "))
+
+
+def _edit(stem: str, arguments: dict[str, Any], indent: str) -> str:
+    """What `adasim.models.backbones.edit_stem` does, as lines of code."""
+    lines = ["net.maxpool = torch.nn.Identity()"]
+    if stem == "3x3":
+        channels = arguments.get("in_chans", 3)
+        lines.append(f"net.conv1 = torch.nn.Conv2d({channels}, net.bn1.num_features, 3, 1, 1, bias=False)")
+    return "\n".join(indent + line for line in lines)
