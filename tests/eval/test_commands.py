@@ -29,7 +29,7 @@ from adasim.eval.encoder import open_encoder
 from adasim.eval.features import extract
 from adasim.eval.splits import hold_out
 from adasim.models import build_backbone, load_backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 
 pytestmark = pytest.mark.slow
 
