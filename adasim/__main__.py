@@ -40,7 +40,7 @@ def main() -> None:
     except SystemExit as error:
         code = error.code
     except Exception:
-        if interrupts.received is None:
+        if interrupts.received is None or not interrupts.raised:
             raise
         code = Stopped(interrupts.received).code  # whatever broke, the signal broke it
     else:

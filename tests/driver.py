@@ -61,6 +61,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
     "terminate the group": lambda: os.killpg(os.getpgrp(), signal.SIGTERM),
     "interrupt the group": lambda: os.killpg(os.getpgrp(), signal.SIGINT),
+    "kill the parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "kill a worker": lambda: os.kill(children()[0], signal.SIGKILL),
     "hang up": lambda: os.kill(os.getpid(), signal.SIGHUP),
     "signal USR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),

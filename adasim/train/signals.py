@@ -10,7 +10,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from adasim.util import terminal
-from adasim.util.interrupts import Interrupts, Stopped
+from adasim.util.interrupts import Interrupts, Stopped, under_torchrun
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,8 +19,9 @@ T = TypeVar("T")
 class StopRequests(Interrupts):
     """While the context is open, the first signal is answered and sets `requested`; a second one leaves at once.
 
-    SIGINT, SIGTERM and SIGHUP ask to stop; so does a standard output that nobody reads any more. SIGUSR1 asks for a
-    save; under Slurm, which sends it before a job's time is up, for a stop and a requeue.
+    SIGINT, SIGTERM and SIGHUP ask to stop; so does a standard output that nobody reads any more, and the end of the
+    torchrun that started this process. SIGUSR1 asks for a save; under Slurm, which sends it before a job's time is
+    up, for a stop and a requeue.
 
     Args:
         say: how to answer; None leaves the answer to another process of the run.
@@ -41,6 +42,9 @@ class StopRequests(Interrupts):
         """The signal that asks to stop, if one has come."""
         if self.received is None and terminal.is_unread():
             self.received = signal.SIGPIPE
+        if self.received is None and under_torchrun() and os.getppid() != self.parent:
+            self.received = signal.SIGHUP
+            self._say("torchrun, which started this run, is gone. Stopping after this step and a save.")
         if self.received is None and self.save_asked and _slurm_job():
             return signal.SIGUSR1  # not kept: a run that is complete by then has not been interrupted
         return self.received

@@ -29,6 +29,7 @@ _HANDLED = (*STOP, signal.SIGUSR1)  # the last one asks for a save; left alone, 
 _ECHO_S = 1.0
 _GRACE_S = 5.0  # for tidying up after `Stopped`
 _END = b"\0"  # no signal has this number
+_BY_TORCHRUN = " torchrun ends all processes when one has failed: that one's last words, if any, say why."
 
 
 class Stopped(SystemExit):
@@ -60,8 +61,11 @@ class Interrupts:
         self.answer = answer
         self.received: int | None = None
         """The first signal that asked to stop."""
+        self.raised = False
+        """Whether `Stopped` was."""
         self.save_asked = False
         """Whether SIGUSR1 has come."""
+        self.parent = os.getppid()
         self._say = say or _say_on_stderr
         self._answered = threading.Event()
         self._answered_at: float | None = None
@@ -120,7 +124,7 @@ class Interrupts:
     def _take_over(self, other: Interrupts) -> None:
         self.received = self.received or other.received
         self._answered_at = self._answered_at or other._answered_at
-        self.save_asked = other.save_asked
+        self.save_asked, self.parent = other.save_asked, other.parent
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, when Python gets round to it."""
@@ -130,7 +134,10 @@ class Interrupts:
             self.received = number
             if not self.gentle:
                 self._answered.wait(0.5)  # or the process might end first
-                if not _forking:  # there it would be lost; the process ends when its work or its grace does
+                # There it would be lost; the process ends when its work or its grace does. An error that is on its
+                # way out says more than this would.
+                if not _forking and not isinstance(sys.exception(), Exception):
+                    self.raised = True
                     # What was cut short while it was being made may complain at its end.
                     sys.unraisablehook = _nothing
                     raise Stopped(number)
@@ -146,7 +153,7 @@ class Interrupts:
                 if self._answered_at is None:
                     self._answered_at = time.monotonic()
                     # Not here: a terminal that is stuck must not keep the second signal waiting.
-                    self._start(threading.Thread(target=self._tell))
+                    self._start(threading.Thread(target=self._tell, args=(number,)))
                     if not self.gentle:
                         self._timer = threading.Timer(_GRACE_S, os._exit, [128 + number])
                         self._start(self._timer)
@@ -157,12 +164,18 @@ class Interrupts:
                     os._exit(128 + number)
         os.close(reader)
 
-    def _tell(self) -> None:
-        self._say(self.answer)
+    def _tell(self, number: int) -> None:
+        another = number == signal.SIGTERM and not self.gentle and under_torchrun()
+        self._say(f"{self.answer}{_BY_TORCHRUN if another else ''}")
         self._answered.set()
 
 
 _open: list[Interrupts] = []  # the innermost last
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_first() -> bool:

@@ -25,6 +25,7 @@ from pretrainings import (
     saved_steps,
 )
 
+from adasim.config import Config
 from adasim.data import open_images
 from adasim.util.files import TEMPORARY
 from adasim.util.seeding import permutation
@@ -116,27 +117,59 @@ def test_killed_between_the_files_of_the_ranks_and_their_manifest(
     assert_undisturbed(tmp_path / "run")
 
 
+def program(config: Config, out: Path, hook: dict[str, Any]) -> list[str]:
+    """What torchrun is to start."""
+    run = {"config": config.to_dict(), "out": str(out), "resume": False, "threads": 1, "hooks": [hook]}
+    description = out.with_suffix(".json")
+    description.write_text(json.dumps({**run, "command": True}))
+    return [str(Path(__file__).parent.parent / "driver.py"), str(description)]
+
+
 def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
     small: Small, torchrun: Torchrun, assert_undisturbed: Callable[..., None], tmp_path: Path
 ) -> None:
     """Processes that start again find neither the old ones' addresses nor, in the folder, a foreign run."""
     out = tmp_path / "run"
-    run = {
-        "config": small(epochs=3, save__every_minutes=0.0).to_dict(),
-        "out": str(out),
-        "resume": False,
-        "threads": 1,
-        "hooks": [at(STEP, 5, "kill", rank=1)],
-        "command": True,
-    }
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    program = [str(Path(__file__).parent.parent / "driver.py"), str(tmp_path / "run.json")]
-    [(code, said)] = torchrun(["--standalone", "--nproc-per-node=2", "--max-restarts=1", *program])
+    words = program(small(epochs=3, save__every_minutes=0.0), out, at(STEP, 5, "kill", rank=1))
+    [(code, said)] = torchrun(["--standalone", "--nproc-per-node=2", "--max-restarts=1", *words])
     assert code == 0, said
     assert "exitcode: -9" in said
     assert said.count("step 1/9") == 1
     assert said.count("step 5/9") == 2  # the first one after the restart: step 4 was saved
     assert_undisturbed(out)
+
+
+def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(
+    small: Small, torchrun: Torchrun, tmp_path: Path
+) -> None:
+    """They would train on to the end, and nobody could stop them."""
+    out = tmp_path / "run"
+    words = program(small(epochs=100, save__every_epochs=0), out, at(STEP, 4, "kill the parent", rank=1))
+    [(code, said)] = torchrun(["--standalone", "--nproc-per-node=2", *words])
+    assert code == KILLED
+    assert said.count("torchrun, which started this run, is gone.") == 1
+    [step] = saved_steps(out)
+    assert 4 <= step < 300
+    assert f"Stopped after step {step}. Continue with: adasim pretrain --resume {out}" in said
+
+
+def test_a_signal_does_not_hide_that_another_rank_is_gone(runs: Runs, small: Small, tmp_path: Path) -> None:
+    """torchrun sends one to the others, which may just be leaving for this very reason."""
+    hooks = [at(STEP, 5, "kill", rank=1), at("adasim.data:PairLoader.close", 1, "terminate", rank=0)]
+    ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=hooks)
+    assert ranks.wait() == [2, KILLED]
+    assert "lost touch with another" in ranks.said[0]
+    assert "Traceback" not in ranks.said[0]
+
+
+def test_a_killed_loader_process_is_told_by_its_own_rank(runs: Runs, small: Small, tmp_path: Path) -> None:
+    config = small(epochs=3, views__in_memory=False, data__workers=1)
+    hooks = [at(STEP, 4, "kill a worker", rank=1)]
+    ranks = runs.start_ranks(config, tmp_path / "run", 2, hooks=hooks)
+    assert ranks.wait() == [2, 1], ranks.said
+    assert re.fullmatch(r"adasim: A loader process ended .*SIGKILL.*\n", ranks.said[1])
+    assert "lost touch with another" in ranks.said[0]
+    assert not any("Traceback" in said for said in ranks.said)
 
 
 def test_ranks_that_were_restarted_go_on_even_if_one_node_has_not_counted_it(

@@ -196,7 +196,7 @@ def test_a_rank_that_leaves_at_once_does_not_leave_the_others_hanging(
 # Before the first step, and without a run
 
 
-@pytest.mark.parametrize("call", ["start:open_images", "pretrain:build_state"])
+@pytest.mark.parametrize("call", ["pretrain:open_images", "pretrain:build_state"])
 def test_an_interrupt_while_a_run_is_made_leaves_without_a_traceback(
     runs: Runs, small: Small, tmp_path: Path, call: str
 ) -> None:
