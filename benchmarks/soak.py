@@ -44,8 +44,6 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun has it; on small tensors threads only wait
 
-import torch.distributed.run
-import torch.utils.tensorboard  # noqa: F401 - imported here, once, for all attempts
 from _processes import LOOK_S, adopt_orphans, children, kill, orphans, private_disk, start, tree, wait
 from _report import report
 from safetensors import deserialize
@@ -188,8 +186,10 @@ class Soak:
             said = self.log.read_text(errors="replace") if self.log.exists() else ""
             problems = [f"left over: {one}" for one in left]
             problems += [] if code is not None else ["it hung"]
-            self.table.tracebacks[kind] += "Traceback" in said
-            if not hit and (code != 0 or "Traceback" in said):
+            self.table.tracebacks[kind] += self.has_traceback(said)
+            if hit and code not in self.expected_codes(kind):
+                problems.append(f"exit code {code}")
+            if not hit and (code != 0 or self.has_traceback(said)):
                 problems.append(f"exit code {code}, though nothing was done to it")
             for problem in problems:
                 self.complain(recipe, f"{kind or 'undisturbed'}: {problem}", out, said)
@@ -219,6 +219,18 @@ class Soak:
         if self.deck[-1] == "photo changed" and not (out / "config.json").exists():
             self.deck.insert(0, self.deck.pop())
         return self.deck.pop()
+
+    def expected_codes(self, kind: str) -> tuple[int | None, ...]:
+        """How an attempt that was hit may end; a launcher that loses a rank has codes of its own."""
+        others = {"loader": (0, 1), "photo changed": (2,)}
+        if self.args.ranks > 1 and kind not in ("process", "group", "photo changed"):
+            return tuple(range(-15, 3))
+        return (0, 2) if kind.startswith("disk") else others.get(kind, (-signal.SIGKILL,))
+
+    def has_traceback(self, said: str) -> bool:
+        """Whether there is one of ours: torchrun tells of every rank that ended by its own."""
+        ours = self.args.ranks == 1 or re.search(r'File ".*/adasim/\w', said)
+        return "Traceback" in said and bool(ours)
 
     # ---- faults ----
 
@@ -273,7 +285,7 @@ class Soak:
         if kind == "disk full for a while":
             time.sleep(self.random.uniform(0.1, 2))
             self.free_disk(limits)
-        return is_running(pid)
+        return True
 
     def free_disk(self, limits: list[int]) -> None:
         (self.work / "disk" / "ballast").unlink(missing_ok=True)

@@ -4,9 +4,11 @@ images that could not be read."""
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -44,12 +46,10 @@ class MetricsLog:
     and a line cut short by a kill are dropped first. Write a step's line before its checkpoint is saved, and
     `sync` in between: then each step appears once.
 
-    A full disk does not stop training: lines wait in memory until there is room; TensorBoard goes without.
+    A full disk does not stop training: what finds no room waits in memory.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # a slow import, of use to training alone
-
         path = Path(folder) / "metrics.jsonl"
         self.pace = Pace()
         if resume_step is not None and path.exists():
@@ -57,56 +57,29 @@ class MetricsLog:
             # Always anew: a process that lost the run to this one still holds the old file.
             atomic_write(path, b"".join(lines))
             self.pace = Pace.after(json.loads(line) for line in lines)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._size = os.fstat(self._file).st_size
-        self._pending = b""
+        self._lines = _GrowingFile(path)
         # TensorBoard hides what was logged from there on.
-        purge = None if resume_step is None else resume_step + 1
-        self._boards = Path(folder) / "tensorboard"
-        self._board: SummaryWriter | None = SummaryWriter(str(self._boards), purge_step=purge)
-        self._place = _inode(self._boards)
+        self._board = _Board(Path(folder) / "tensorboard", None if resume_step is None else resume_step + 1)
         self.tracker: Tracker | None = None
         """A service that gets every line, too."""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Log `values` at `step`. NaN and infinities become null in JSON, which has no such numbers."""
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        self._pending += json.dumps(line, allow_nan=False).encode() + b"\n"
-        self._flush()
-        self._check_place()
-        try:
-            for name, value in values.items():
-                if self._board is not None and not isinstance(value, str):
-                    self._board.add_scalar(name, float(value), step)
-        except OSError:  # its writing thread died of a full disk some time ago and cannot be revived
-            self._board = None
+        self._lines.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        numbers = {name: float(value) for name, value in values.items() if not isinstance(value, str)}
+        self._board.write(step, numbers)
         if self.tracker is not None:
             self.tracker.write(step, values)
 
-    def _flush(self) -> None:
-        with suppress(OSError):  # full, out of quota, read-only by now: `sync` will tell
-            while self._pending:
-                written = os.pwrite(self._file, self._pending, self._size)
-                self._size += written
-                self._pending = self._pending[written:]
-
-    def _check_place(self) -> None:
-        """TensorBoard opens its file by name each time: never one in a folder that was made anew in this place."""
-        if _inode(self._boards) != self._place:
-            self._board = None
-
     def sync(self) -> None:
         """Wait until all lines are on the disk: no checkpoint is ahead of its metrics after a power cut."""
-        self._flush()
-        os.fsync(self._file)
+        self._lines.flush()
+        os.fsync(self._lines.handle)
 
     def close(self) -> None:
-        self._flush()
-        os.close(self._file)
-        self._check_place()
-        if self._board is not None:
-            with suppress(OSError):
-                self._board.close()
+        self._lines.close()
+        self._board.close()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -115,12 +88,61 @@ class MetricsLog:
         self.close()
 
 
-def _inode(folder: Path) -> tuple[int, int] | None:
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+class _GrowingFile:
+    """A file that is written at its end. What cannot be written yet (full disk, quota) waits in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._size = os.fstat(self.handle).st_size
+        self._pending = b""
+
+    def write(self, content: bytes) -> None:
+        self._pending += content
+        self.flush()
+
+    def flush(self) -> None:
+        with suppress(OSError):  # whoever needs it on the disk now calls fsync, and is told
+            while self._pending:
+                written = os.pwrite(self.handle, self._pending, self._size)
+                self._size += written
+                self._pending = self._pending[written:]
+
+    def close(self) -> None:
+        self.flush()
+        os.close(self.handle)
+
+
+class _Board:
+    """A file of TensorBoard's. Its own writer has a thread, which dies of a full disk with a traceback."""
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(exist_ok=True)
+        seconds, rest = divmod(time.time_ns(), 10**9)
+        name = f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.{rest:09d}"
+        self._file = _GrowingFile(folder / name)
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if purge_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._add(Event(wall_time=time.time(), step=purge_step, session_log=start))
+
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
+        self._add(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def _add(self, event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        self._file.write(record.getvalue())
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Pace:
