@@ -34,6 +34,7 @@ from adasim.cli.options import load_plugins
 from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.interrupts import Stopped, is_first
+from adasim.util.limits import refused_by_system, require_enough
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("adasim.cli.demo", "three minutes on generated images: pretrain, then k-NN accuracy"),
@@ -81,13 +82,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, not when Python ends: a pipe or a disk may refuse
-    except UserError as error:
-        if is_first():
-            terminal.complain(error)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        terminal.discard_output()
-        raise Stopped(signal.SIGPIPE) from None
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            terminal.discard_output()
+            raise Stopped(signal.SIGPIPE) from None
+        if isinstance(error, UserError):
+            if is_first():
+                terminal.complain(error)
+            sys.exit(error.exit_code)
+        if (sentence := refused_by_system(error)) is None:
+            raise
+        terminal.complain(sentence)
+        sys.exit(1)
     if terminal.is_unread():
         raise Stopped(signal.SIGPIPE)
     if (problem := terminal.output_error()) is not None:
@@ -108,6 +114,7 @@ def run(arguments: Sequence[str]) -> None:
         near = difflib.get_close_matches(arguments[0], known, n=1)
         guess = f" Did you mean adasim {known[near[0]]}?" if near else ""
         raise UserError(f"Unknown command {arguments[0]!r}.{guess} The commands are {', '.join(COMMANDS)}.")
+    require_enough()
     module, _ = COMMANDS[arguments[0]]
     import_module(module).main(load_plugins(arguments[1:]))  # not before: torch takes seconds to import
 
