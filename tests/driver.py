@@ -223,7 +223,8 @@ def train(run: dict[str, Any]) -> None:
     config, out, resume = Config.from_dict(run["config"]), Path(run["out"]), run["resume"]
     if run.get("command"):
         # Parsing takes a second, as does a figure, and both are tested elsewhere: as good as parsed.
-        adasim.cli.pretrain.read_arguments = lambda kind, *_, **__: kind(out=out, config=config, curves=False)
+        where: Any = {"resume" if resume else "out": out}
+        adasim.cli.pretrain.read_arguments = lambda kind, *_, **__: kind(**where, config=config, curves=False)
         sys.argv = ["adasim", "pretrain", *(["--resume", str(out)] if resume else ["desk-vit"])]
         adasim.__main__.main()
     else:

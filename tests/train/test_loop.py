@@ -1,8 +1,9 @@
-"""The loop is Algorithm 1: compared with the algorithm written out flat, and watched while it works."""
+"""The loop is Algorithm 1: compared with examples/algorithm_1.py, and watched while it works."""
 
 import copy
 import json
 import math
+import runpy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from pretrainings import Metrics, Small
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,13 +19,13 @@ import adasim
 from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import Batch, BatchedViews, PairLoader, open_images
-from adasim.methods import Dino, Step, build_method
+from adasim.methods import Dino, Step
 from adasim.neighbors import ConfidentSettings, NeighborMemory, Oracle
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.state import TrainState, build_policy, build_state
-from adasim.util.seeding import key, permutation, uniform
+from adasim.util.seeding import permutation
 
 pytestmark = pytest.mark.slow
 
@@ -69,129 +69,13 @@ def start(config: Config, out: Path) -> Training:
 # Against the algorithm written out
 
 
-def algorithm_1(config: Config) -> tuple[list[float], list[list[int]], Dino, Tensor]:
-    """DINO + AdaSim in one flat function: losses, partners of each step, the networks, the cache.
-
-    It takes from the package the images' augmentations, the networks and the names of random numbers.
-    """
-    seed, B, w, K, tau = config.seed, config.batch_size, config.neighbors.window, config.neighbors.k, 0.2
-    dino, optim = config.settings, config.optim
-    images = open_images(config.data.source, size=config.views.size).as_array()
-    assert images is not None
-    N = len(images)
-    steps = N // B
-    total = config.epochs * steps
-    views = BatchedViews(config.views)
-    method = build_method(config, config.views.size)
-    assert isinstance(method, Dino)
-    student, teacher = method.student.train(), method.teacher.train()
-    decayed = [p for n, p in student.named_parameters() if p.requires_grad and p.ndim > 1 and "bias" not in n]
-    spared = [p for n, p in student.named_parameters() if p.requires_grad and (p.ndim == 1 or "bias" in n)]
-    # The loop's kernel, to the bit: a key bias has no gradient but rounding, which Adam makes as large as any.
-    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": spared}], fused=True)
-    center = torch.zeros(dino.out_dim)
-    Z = torch.zeros(N, method.feature_dim, dtype=torch.float64)
-    history: list[dict[int, dict[int, float]]] = []  # epoch -> image -> neighbour -> similarity
-
-    def look_up(ids: list[int], features: Tensor, lists: dict[int, dict[int, float]]) -> None:
-        unit = F.normalize(features.double(), dim=1)
-        for i, row in zip(ids, unit @ Z.T, strict=True):  # the whole batch before any of it is written
-            similarity = row.float().tolist()
-            best = sorted(range(N), key=lambda j: (-similarity[j], j))[:K]
-            lists[i] = {j: round(min(similarity[j], 1.0) * 2**24) / 2**24 for j in best}
-        Z[ids] = unit
-
-    def draw(i: int, window: list[dict[int, dict[int, float]]], epoch: int) -> int:
-        m_win: dict[int, float] = {}
-        for lists in window:
-            for j, similarity in lists.get(i, {}).items():
-                m_win[j] = m_win.get(j, 0.0) + similarity / w
-        support = sorted(m_win, key=lambda j: (-m_win[j], j))[:K]
-        if support[0] != i:
-            return i
-        weights = [math.exp(m_win[j] / tau) for j in support]
-        u = float(uniform(seed, "partner", epoch, torch.tensor([i]))) * sum(weights)
-        for j, weight in zip(support, weights, strict=True):
-            u -= weight
-            if u < 0:
-                return j
-        return support[-1]
-
-    def view(number: int, shown: list[int], ids: Tensor, epoch: int) -> Tensor:
-        return views(images[shown], number, seed, epoch, ids)
-
-    losses, all_partners = [], []
-    for epoch in range(config.epochs):
-        order = permutation(seed, "order", epoch, N)
-        lists: dict[int, dict[int, float]] = {}
-        for b in range(steps):
-            step = epoch * steps + b
-            batch = order[b * B : (b + 1) * B]
-            ids = batch.tolist()
-            torch.manual_seed(key(seed, "step", step))  # stochastic depth
-            x1 = view(1, ids, batch, epoch)
-            if config.neighbors.timing == "previous":
-                partners = [draw(i, history[-w:], epoch) if epoch >= w else i for i in ids]
-                x = torch.cat([x1, view(2, partners, batch, epoch)])
-                with torch.no_grad():
-                    features = teacher.backbone(x)
-                    t1, t2 = teacher.head(features).chunk(2)
-                s1, s2 = student.head(student.backbone(x)).chunk(2)
-            else:
-                with torch.no_grad():
-                    features = teacher.backbone(x1)
-                    t1 = teacher.head(features)
-                look_up(ids, features, lists)
-                window = [*history, lists][-w:]
-                partners = [draw(i, window, epoch) if epoch >= w else i for i in ids]
-                s1 = student.head(student.backbone(x1))
-                x2 = view(2, partners, batch, epoch)
-                with torch.no_grad():
-                    t2 = teacher.head(teacher.backbone(x2))
-                s2 = student.head(student.backbone(x2))
-
-            warm = dino.teacher_temp_warmup_epochs
-            rise = (dino.teacher_temp - dino.teacher_temp_start) * epoch / (warm - 1)
-            T = dino.teacher_temp_start + rise if epoch < warm else dino.teacher_temp
-            p1, p2 = ((t - center).div(T).softmax(1) for t in (t1, t2))
-            q1, q2 = ((s / dino.student_temp).log_softmax(1) for s in (s1, s2))
-            loss = ((-p1 * q2).sum(1).mean() + (-p2 * q1).sum(1).mean()) / 2
-            center = 0.9 * center + 0.1 * torch.cat([t1, t2]).mean(0)
-
-            peak, warmup = optim.lr * B / 256, optim.warmup_epochs * steps
-            lr = peak * step / (warmup - 1)
-            if step >= warmup:
-                turn = math.pi * (step - warmup) / (total - warmup)
-                lr = optim.min_lr + (peak - optim.min_lr) * (1 + math.cos(turn)) / 2
-            turn = (1 + math.cos(math.pi * step / total)) / 2
-            decay = optim.weight_decay_end + (optim.weight_decay - optim.weight_decay_end) * turn
-            for group, weight_decay in zip(optimizer.param_groups, (decay, 0.0), strict=True):
-                group["lr"], group["weight_decay"] = lr, weight_decay
-            optimizer.zero_grad()
-            loss.backward()
-            if epoch < dino.freeze_last_layer_epochs:
-                for parameter in student.head.last_layer.parameters():
-                    parameter.grad = None
-            optimizer.step()
-            momentum = 1 + (dino.teacher_momentum - 1) * turn
-            with torch.no_grad():
-                for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
-                    slow.mul_(momentum).add_(fast, alpha=1 - momentum)
-
-            if config.neighbors.timing == "previous":
-                look_up(ids, features[:B], lists)
-            losses.append(float(loss.detach()))
-            all_partners.append(partners)
-        history.append(lists)
-    return losses, all_partners, method, Z
-
-
 @pytest.mark.parametrize("timing", ["previous", "current"])
 def test_the_loop_is_algorithm_1(
     tmp_path: Path, small: Small, metrics: Metrics, pairs: Recorder, timing: str
 ) -> None:
     config = small(epochs=5, neighbors__window=2, neighbors__timing=timing)
-    losses, partners, reference, cache = algorithm_1(config)
+    written_out = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "algorithm_1.py"))
+    losses, partners, reference, cache = written_out["algorithm_1"](config)
     pretrain(config, tmp_path / "run", on_step=pairs.add)
     assert [step.partners.tolist() for step in pairs] == partners
     different = sum(int((step.ids != step.partners).sum()) for step in pairs)
