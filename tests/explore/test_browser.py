@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -78,11 +79,32 @@ class Tab:
         self.press("Escape")
         return Path(download.value.path()).read_bytes().decode()
 
-    def rows(self, name: str) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(self.export(name), newline="")))
+    def rows(self) -> list[dict[str, str]]:
+        """Of verdicts.csv."""
+        return list(csv.DictReader(io.StringIO(self.export("verdicts.csv"), newline="")))
+
+    def verdicts(self) -> dict[int, str]:
+        return {int(row["id"]): row["verdict"] for row in self.rows()}
 
     def forget(self) -> None:
         self.page.evaluate("localStorage.clear()")
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.page.wait_for_selector("article")
+
+    def wait_until_stored(self, word: str) -> None:
+        self.page.wait_for_function(
+            "word => Object.values(localStorage).some((text) => text.includes(word))", arg=word
+        )
+
+    @contextmanager
+    def resized(self, width: int, scheme: Any = "light") -> Iterator[None]:
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.set_viewport_size({"width": width, "height": 900})
+        yield
+        self.page.emulate_media(color_scheme="light")
+        self.page.set_viewport_size({"width": 1280, "height": 900})
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +136,14 @@ def tab(shared: Tab) -> Iterator[Tab]:
     assert [url for url in shared.requests if not url.startswith("file:")] == []
     assert shared.complaints == []
     assert shared.page.evaluate("window.pwned") is None
+
+
+@pytest.fixture
+def other(tab: Tab) -> Iterator[Tab]:
+    """Another tab of the same page."""
+    other = Tab(tab.page.context.new_page(), tab.explored)
+    yield other
+    other.page.close()
 
 
 AXE = """axe.run(document, {
@@ -157,16 +187,12 @@ def test_ten_items_are_reviewed_by_keyboard_alone_and_survive_a_reload(tab: Tab)
     tab.press("u")  # the last one was a mistake
     tab.press("2")
     keys[-1] = "2"
-    tab.page.reload()
-    tab.page.wait_for_selector("article")
+    tab.reload()
     meaning = {"1": "keep", "2": "reject", "3": "relabel", "4": "unsure"}
-    rows = tab.rows("verdicts.csv")
-    assert {row["id"]: row["verdict"] for row in rows} == {
-        i: meaning[key] for i, key in zip(ids, keys, strict=True)
-    }
-    assert {row["view"] for row in rows} == {"surprising"}
+    assert tab.verdicts() == {int(i): meaning[key] for i, key in zip(ids, keys, strict=True)}
+    assert {row["view"] for row in tab.rows()} == {"surprising"}
     tab.press("k", "k", "u")  # the page was loaded anew: there is nothing to undo, and nothing breaks
-    assert len(tab.rows("verdicts.csv")) == 10
+    assert len(tab.rows()) == 10
 
 
 def test_a_group_of_duplicates_keeps_the_image_that_was_chosen(tab: Tab) -> None:
@@ -174,26 +200,22 @@ def test_a_group_of_duplicates_keeps_the_image_that_was_chosen(tab: Tab) -> None
     assert group.straddles
     tab.open("#/duplicates")
     tab.press("ArrowRight", "ArrowRight", "m", "2")  # the second image instead of the first
-    verdicts = {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")}
-    kept = group.members[1]
-    assert verdicts == {i: "keep" if i == kept else "reject" for i in group.members}
+    verdicts = tab.verdicts()
+    assert verdicts == {i: "keep" if i == group.members[1] else "reject" for i in group.members}
     tab.press("k", "Enter")
     tab.page.wait_for_selector(".around")
     tab.press("Backspace")  # back from the neighbours: the choice is remembered
     tab.page.wait_for_selector("article.current")
     assert "keep" in tab.page.inner_text("article.current .tile >> nth=1")
     tab.press("2")
-    assert {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")} == verdicts
+    assert tab.verdicts() == verdicts
     tab.press("k", "ArrowRight", "m")  # the first one after all: the verdict follows
-    kept = group.members[0]
-    changed = {i: "keep" if i == kept else "reject" for i in group.members}
-    assert {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")} == changed
+    assert tab.verdicts() == {i: "keep" if i == group.members[0] else "reject" for i in group.members}
     assert "the copies" in tab.page.inner_text("article.current button[aria-pressed=true]")
     tab.press("u")
-    assert {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")} == verdicts
-    tab.press("u")
-    tab.press("u")
-    assert tab.rows("verdicts.csv") == []
+    assert tab.verdicts() == verdicts
+    tab.press("u", "u")
+    assert tab.rows() == []
     tab.press("k", "ArrowRight", "m", "Enter")  # without a verdict it is remembered, too
     tab.page.wait_for_selector(".around")
     tab.press("Backspace")
@@ -210,7 +232,7 @@ def test_a_chosen_duplicate_is_kept_also_in_a_group_that_is_judged_in_part(tab: 
     tab.press("1")  # keeps the second, too: its verdict among the duplicates is taken back
     tab.open(f"#/duplicates?only={first}")
     tab.press("ArrowRight", "ArrowRight", "m", "2")
-    verdicts = {int(row["id"]): row["verdict"] for row in tab.rows("verdicts.csv")}
+    verdicts = tab.verdicts()
     assert (verdicts[first], verdicts[second]) == ("reject", "keep")
 
 
@@ -224,7 +246,7 @@ def test_a_verdict_in_one_list_neither_replaces_nor_answers_that_of_another(tab:
 
     def verdicts() -> dict[int, tuple[str, str]]:
         """The first of each image, which weighs most."""
-        return {int(row["id"]): (row["verdict"], row["view"]) for row in reversed(tab.rows("verdicts.csv"))}
+        return {int(row["id"]): (row["verdict"], row["view"]) for row in reversed(tab.rows())}
 
     tab.open(f"#/lonely?only={first}")
     tab.press("2")
@@ -239,26 +261,21 @@ def test_a_verdict_in_one_list_neither_replaces_nor_answers_that_of_another(tab:
     assert verdicts() == {first: ("reject", "lonely"), second: ("relabel", "surprising")}
     tab.open(f"#/surprising?only={second}")
     assert "Wrong label" in tab.page.inner_text("button[aria-pressed=true]")
-    tab.open(
-        f"#/neighbours?image={first}"
-    )  # a verdict on the image as a whole, which takes the lonely one back
-    tab.press("1")
+    tab.open(f"#/neighbours?image={first}")
+    tab.press("1")  # on the image as a whole, which takes the lonely one back
     assert verdicts()[first][0] == "keep"
     tab.press("u")
     assert verdicts()[first] == ("reject", "lonely")
 
 
-def test_two_tabs_of_one_page_keep_and_show_the_verdicts_of_both(tab: Tab) -> None:
+def test_two_tabs_of_one_page_keep_and_show_the_verdicts_of_both(tab: Tab, other: Tab) -> None:
     image = int(tab.explored.found.tables["surprising"].rows[0][0])
     tab.open("#/surprising")
-    other = Tab(tab.page.context.new_page(), tab.explored)
-    try:
-        other.open(f"#/neighbours?image={image}")
-        other.press("2")
-        tab.page.wait_for_selector("text=Left out in neighbours")
-        assert tab.page.inner_text("#progress").startswith("1 of")
-    finally:
-        other.page.close()
+    other.open(f"#/neighbours?image={image}")
+    other.press("2")
+    tab.page.wait_for_selector("text=Left out in neighbours")
+    assert tab.page.inner_text("#progress").startswith("1 of")
+    other.page.close()
     # A tab that has not been told yet loses nothing either; of what it writes itself, a page is not told.
     write = """([before, after]) => {
         const [key] = Object.keys(localStorage);
@@ -270,56 +287,44 @@ def test_two_tabs_of_one_page_keep_and_show_the_verdicts_of_both(tab: Tab) -> No
     }"""
     tab.page.evaluate(write, ["reject", "unsure"])
     tab.press("j", "1")
-    assert sorted(row["verdict"] for row in tab.rows("verdicts.csv")) == ["keep", "unsure"]
+    assert sorted(row["verdict"] for row in tab.rows()) == ["keep", "unsure"]
     tab.page.evaluate(write, ["unsure", "relabel"])
     tab.press("u")
-    assert [row["verdict"] for row in tab.rows("verdicts.csv")] == ["relabel"]
+    assert [row["verdict"] for row in tab.rows()] == ["relabel"]
 
 
-def test_a_tab_puts_back_what_another_one_overwrote_before_it_knew_of_it(tab: Tab) -> None:
+def test_a_tab_puts_back_what_another_one_overwrote_before_it_knew_of_it(tab: Tab, other: Tab) -> None:
     tab.open("#/surprising")
-    other = Tab(tab.page.context.new_page(), tab.explored)
-    try:
-        other.open("#/lonely")
-        tab.press("2")
-        other.page.evaluate("localStorage[Object.keys(localStorage)[0]] = '{}'")
-        kept = "() => Object.values(localStorage).some((text) => text.includes('reject'))"
-        other.page.wait_for_function(kept)
-        other.press("4")
-        tab.page.wait_for_function(
-            "() => Object.values(localStorage).some((text) => text.includes('unsure'))"
-        )
-        for page in (tab, other):
-            assert sorted(row["verdict"] for row in page.rows("verdicts.csv")) == ["reject", "unsure"]
-    finally:
-        other.page.close()
+    other.open("#/lonely")
+    tab.press("2")
+    other.page.evaluate("localStorage[Object.keys(localStorage)[0]] = '{}'")
+    other.wait_until_stored("reject")
+    other.press("4")
+    tab.wait_until_stored("unsure")
+    for page in (tab, other):
+        assert sorted(page.verdicts().values()) == ["reject", "unsure"]
 
 
-def test_a_tab_that_could_not_store_for_a_while_loses_nothing_of_its_own_or_of_others(tab: Tab) -> None:
+def test_a_tab_that_could_not_store_for_a_while_loses_nothing_of_its_own_or_of_others(
+    tab: Tab, other: Tab
+) -> None:
     tab.open("#/surprising")
-    other = Tab(tab.page.context.new_page(), tab.explored)
-    try:
-        other.open("#/lonely")
-        tab.page.evaluate(
-            """() => {
-                window.allowed = Storage.prototype.setItem;
-                Storage.prototype.setItem = () => { throw new DOMException("", "QuotaExceededError"); };
-            }"""
-        )
-        tab.press("2")
-        assert tab.page.is_visible("#notice")
-        other.press("4")
-        tab.page.wait_for_function(
-            "() => Object.values(localStorage).some((text) => text.includes('unsure'))"
-        )
-        tab.page.evaluate("() => { Storage.prototype.setItem = window.allowed; }")
-        tab.press("1")
-        assert not tab.page.is_visible("#notice")
-        tab.page.reload()
-        tab.page.wait_for_selector("article")
-        assert sorted(row["verdict"] for row in tab.rows("verdicts.csv")) == ["keep", "reject", "unsure"]
-    finally:
-        other.page.close()
+    other.open("#/lonely")
+    tab.page.evaluate(
+        """() => {
+            window.allowed = Storage.prototype.setItem;
+            Storage.prototype.setItem = () => { throw new DOMException("", "QuotaExceededError"); };
+        }"""
+    )
+    tab.press("2")
+    assert tab.page.is_visible("#notice")
+    other.press("4")
+    tab.wait_until_stored("unsure")
+    tab.page.evaluate("() => { Storage.prototype.setItem = window.allowed; }")
+    tab.press("1")
+    assert not tab.page.is_visible("#notice")
+    tab.reload()
+    assert sorted(row["verdict"] for row in tab.rows()) == ["keep", "reject", "unsure"]
 
 
 FILL = """() => {
@@ -353,17 +358,16 @@ def test_where_the_browser_cannot_store_no_verdict_is_lost_without_a_question(
     tab.page.evaluate("setTimeout(() => location.reload())")
     tab.page.wait_for_timeout(500)
     assert asked == ["beforeunload"]
-    assert [row["verdict"] for row in tab.rows("verdicts.csv")] == ["reject", "unsure"]
+    assert [row["verdict"] for row in tab.rows()] == ["reject", "unsure"]
     tab.press("1")  # a new one, which the file above does not have
     assert "in this tab alone" in tab.page.inner_text("#notice")
     with tab.page.expect_download() as download:
         tab.page.click("#notice-save")
     assert "in this tab alone" not in tab.page.inner_text("#notice")
     assert tab.page.is_visible("#notice")
-    tab.page.reload()
-    tab.page.wait_for_selector("article")
+    tab.reload()
     assert asked == ["beforeunload"]  # nothing was asked: the file has everything
-    assert tab.rows("verdicts.csv") == []
+    assert tab.rows() == []
     tab.page.click("#export")
     with tab.page.expect_file_chooser() as chooser:
         tab.page.click("#load")
@@ -372,16 +376,15 @@ def test_where_the_browser_cannot_store_no_verdict_is_lost_without_a_question(
     tab.press("Escape")
     assert "3 of" in tab.page.inner_text("#progress")
     assert "in this tab alone" not in tab.page.inner_text("#notice")
-    assert sorted(row["verdict"] for row in tab.rows("verdicts.csv")) == ["keep", "reject", "unsure"]
+    assert sorted(row["verdict"] for row in tab.rows()) == ["keep", "reject", "unsure"]
     tab.page.evaluate(
         "Object.keys(localStorage).filter((key) => key.startsWith('filler'))"
         ".forEach((key) => localStorage.removeItem(key))"
     )
     tab.press("2")
     assert not tab.page.is_visible("#notice")
-    tab.page.reload()
-    tab.page.wait_for_selector("article")
-    assert len(tab.rows("verdicts.csv")) == 4
+    tab.reload()
+    assert len(tab.rows()) == 4
     assert asked == ["beforeunload"]
     assert tab.complaints == []
     context.close()
@@ -416,7 +419,7 @@ def test_verdicts_that_were_saved_are_loaded_as_they_were(tab: Tab, tmp_path: Pa
     for view in ("duplicates", "wrong-labels", "surprising", "lonely"):  # several lists have the same image
         tab.open(f"#/{view}")
         tab.press("3", "3", "4", "1", "1", "1", "2")
-    rows = tab.rows("verdicts.csv")
+    rows = tab.rows()
     assert len(rows) > len({row["id"] for row in rows})
     saved = {kind: tab.export(f"verdicts.{kind}") for kind in ("csv", "json")}
     changed = io.StringIO()  # as a spreadsheet saves it
@@ -443,16 +446,15 @@ def test_verdicts_that_were_saved_are_loaded_as_they_were(tab: Tab, tmp_path: Pa
         else:
             assert f"{name} holds no verdicts on these images." in told
             assert name in ("others.csv", "photo.csv", "null.json")
-        assert tab.rows("verdicts.csv") == []
+        assert tab.rows() == []
 
 
 def test_a_wrong_label_takes_the_suggestion(tab: Tab) -> None:
-    row = tab.explored.found.tables["wrong-labels"].rows[0]
+    table = tab.explored.found.tables["wrong-labels"]
     tab.open("#/wrong-labels")
     tab.press("3")
     (verdict,) = json.loads(tab.export("verdicts.json"))
-    columns = tab.explored.found.tables["wrong-labels"].columns
-    expected = dict(zip(columns, row, strict=True))
+    expected = dict(zip(table.columns, table.rows[0], strict=True))
     assert (verdict["id"], verdict["new_label"]) == (expected["id"], expected["suggested"])
 
 
@@ -484,7 +486,7 @@ def test_hostile_file_names_stay_text(tab: Tab) -> None:
     (formula,) = [i for i, name in enumerate(names) if "=HYPERLINK" in name]
     tab.open(f"#/neighbours?image={formula}")
     tab.press("2")
-    (row,) = tab.rows("verdicts.csv")
+    (row,) = tab.rows()
     assert row["file"] == names[formula]
 
 
@@ -545,35 +547,28 @@ def test_also_in_leads_to_this_image_alone_and_the_filter_can_be_removed(tab: Ta
 def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
     tab: Tab, scheme: str, width: int, views: tuple[str, ...]
 ) -> None:
-    tab.page.emulate_media(color_scheme=scheme)
-    tab.page.set_viewport_size({"width": width, "height": 900})
-    try:
+    with tab.resized(width, scheme):
         for view in views:
             tab.open(f"#/{view}")
             assert serious(tab) == []
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-    finally:
-        tab.page.emulate_media(color_scheme="light")
-        tab.page.set_viewport_size({"width": 1280, "height": 900})
 
 
 def test_every_button_is_in_sight_on_a_telephone(tab: Tab) -> None:
-    tab.page.set_viewport_size({"width": 390, "height": 900})
-    try:
+    cut_off = """() => [...document.querySelectorAll("article")].filter((item) => {
+        const bottom = item.getBoundingClientRect().bottom;
+        return [...item.querySelectorAll(".verdicts button, .words p")].some(
+            (part) => part.getBoundingClientRect().bottom > bottom - 8);
+    }).length"""
+    lengthen = (
+        """document.querySelectorAll(".words p").forEach((p) => { p.textContent = "words ".repeat(60); })"""
+    )
+    with tab.resized(390):
         for view in ("wrong-labels", "duplicates", "surprising"):
             tab.open(f"#/{view}")
-            cut_off = """() => [...document.querySelectorAll("article")].filter((item) => {
-                const bottom = item.getBoundingClientRect().bottom;
-                return [...item.querySelectorAll(".verdicts button, .words p")].some(
-                    (part) => part.getBoundingClientRect().bottom > bottom - 8);
-            }).length"""
             assert tab.page.locator("article .words p").count() > 0
-            tab.page.evaluate(
-                """document.querySelectorAll(".words p").forEach((p) => { p.textContent = "words ".repeat(60); })"""
-            )
+            tab.page.evaluate(lengthen)
             assert (view, tab.page.evaluate(cut_off)) == (view, 0)
-    finally:
-        tab.page.set_viewport_size({"width": 1280, "height": 900})
 
 
 def test_a_long_list_keeps_few_items_in_the_page(browser: Any, tab: Tab) -> None:
