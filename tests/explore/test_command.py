@@ -18,6 +18,7 @@ from explore.explored import Explored, explored
 from helpers import fill, in_one_line, photos_of_patterns, refusal, small_disk
 
 import adasim
+from adasim.cli.explore import TABLES
 from adasim.cli.main import main
 from adasim.data import ArrayImages
 from adasim.eval.encoder import open_encoder
@@ -25,6 +26,7 @@ from adasim.explore.collection import collect
 from adasim.explore.open import open_features
 from adasim.explore.page import as_json, write_page
 from adasim.options import ExploreOptions
+from adasim.runs.access import check_replaceable
 from adasim.util.csv import original, read_csv, safe, to_csv
 from adasim.util.errors import UserError
 from adasim.util.files import TEMPORARY
@@ -44,6 +46,12 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def asked(photos: Path, data: str = "photos", features: str = "mine.npz", **options: str) -> list[str]:
+    """`adasim explore --features ... --data ...`, with paths below `photos`."""
+    paths = {"features": features, "data": data, **options}
+    return ["explore", *(word for name, path in paths.items() for word in (f"--{name}", str(photos / path)))]
+
+
 def payload(page: Path) -> dict[str, Any]:
     found = re.search(
         r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S
@@ -56,8 +64,7 @@ def test_test_images_that_cannot_be_opened_are_told(photos: Path, capsys: pytest
     divided = photos / "divided"
     shutil.copytree(photos / "photos", divided / "train")
     (divided / "test").mkdir()
-    command = ["explore", "--features", str(photos / "mine.npz"), "--data", str(divided)]
-    main([*command, "--out", str(photos / "page.html")])
+    main(asked(photos, "divided", out="page.html"))
     assert "Without the test images: No images" in in_one_line(capsys.readouterr().out)
     assert payload(photos / "page.html")["splits"] == ["train"]
 
@@ -75,13 +82,10 @@ def test_a_run_is_explored_with_its_own_memory_and_test_images(
     for name, table in data["tables"].items():
         written = (tmp_path / "lists" / f"{name}.csv").read_bytes().decode()
         assert written == to_csv(table["columns"], table["rows"])
-    assert set(data["tables"]) == {"duplicates", "wrong-labels", "surprising", "lonely"}
+    assert set(data["tables"]) == set(TABLES)
     # The memory never saw a test image: that nobody lists it says nothing.
     assert all(int(row[0]) < 48 for row in data["tables"]["lonely"]["rows"])
-    # What an exploration leaves in a run does not stand in the way of --overwrite.
-    from adasim.runs.access import check_replaceable
-
-    check_replaceable(run)
+    check_replaceable(run)  # what an exploration leaves in a run does not stand in the way of --overwrite
 
 
 def test_a_row_of_wrong_labels_tells_its_own_numbers(small: Explored) -> None:
@@ -119,21 +123,20 @@ def test_any_encoder_explores_any_images_but_those_that_cannot_be_read(
     """Here an untrained one, which needs no network."""
     page, files = photos / "page.html", sorted((photos / "photos").rglob("*.png"))
     arguments = ["--backbone", "vit_mini", "--random-weights", "--size", "16", "--no-cache", "--workers", "0"]
-    asked = ["explore", *arguments, "--data", str(photos / "photos"), "--passes", "2", "--k", "3"]
+    command = ["explore", *arguments, "--data", str(photos / "photos"), "--passes", "2", "--k", "3"]
     files[7].write_bytes(b"torn")
-    main([*asked, "--out", str(page)])
+    main([*command, "--out", str(page)])
     data = payload(page)
     assert (data["count"], data["unreadable"]) == (48, 1)
     assert "2 augmented passes" in data["origin"]
     for file in files:
         file.write_bytes(b"torn")
-    assert "Not one of the 48 images of photos can be read" in refusal(asked, capsys)
+    assert "Not one of the 48 images of photos can be read" in refusal(command, capsys)
 
 
 def test_features_of_somebody_else_and_neighbours_for_embedding_atlas(photos: Path) -> None:
     atlas = photos / "atlas.jsonl"
-    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(photos / "photos")]
-    main([*asked, "--out", str(photos / "page.html"), "--export-atlas", str(atlas), "--k", "5"])
+    main([*asked(photos, out="page.html"), "--export-atlas", str(atlas), "--k", "5"])
     lines = [json.loads(line) for line in atlas.read_text().splitlines()]
     values = torch.from_numpy(np.load(photos / "mine.npz")["features"]).double()
     unit = values / values.norm(dim=1, keepdim=True)
@@ -157,10 +160,10 @@ def test_features_that_name_their_images_are_refused_for_others(
     (data / "class0" / "00.png").rename(odd)
     names = sorted(str(path.relative_to(data)) for path in data.rglob("*.png"))
     np.savez(file, features=np.load(photos / "mine.npz")["features"], files=np.array(names))
-    asked = ["explore", "--features", str(file), "--data", str(data), "--out", str(photos / "page.html")]
-    main(asked)
+    command = asked(photos, features="named.npz", out="page.html")
+    main(command)
     (data / "class0" / "02.png").rename(data / "class1" / "zz.png")  # as many images, and all rows shifted
-    message = refusal([*asked, "--overwrite"], capsys)
+    message = refusal([*command, "--overwrite"], capsys)
     assert "is of class0/02.png" in message
     assert "these are features of other images" in message
 
@@ -176,8 +179,8 @@ def test_given_features_that_are_not_finite_are_counted_and_refused_if_all_are(
     assert said[-1] == f"{file} has no features of 1 images, such as class0/06.png: they get no neighbours."
     np.savez(file, features=np.full_like(values, np.nan))
     for command in ("explore", "gallery"):
-        asked = [command, "--features", str(file), "--data", str(photos / "photos")]
-        assert f"{file} has not one row of finite features." in refusal(asked, capsys)
+        words = [command, *asked(photos)[1:]]
+        assert f"{file} has not one row of finite features." in refusal(words, capsys)
 
 
 def test_names_may_be_bytes(photos: Path) -> None:
@@ -197,8 +200,7 @@ def test_without_a_label_among_the_features_nothing_is_said_of_labels(photos: Pa
         shutil.copy(path, mixed / "train" / f"{i:02d}.png")
     names = [f"train/{i:02d}.png" for i in range(48)]
     np.savez(photos / "named.npz", features=np.load(photos / "mine.npz")["features"], files=np.array(names))
-    asked = ["explore", "--features", str(photos / "named.npz"), "--data", str(mixed)]
-    main([*asked, "--csv", str(photos / "lists")])
+    main(asked(photos, "mixed", "named.npz", csv="lists"))
     _, suspects = read_csv(photos / "lists" / "wrong-labels.csv")
     assert suspects == []
 
@@ -217,8 +219,7 @@ def test_what_lies_beside_the_two_splits_is_told(photos: Path, capsys: pytest.Ca
     for split in ("train", "test", "val"):
         shutil.copytree(photos / "photos", photos / "divided" / split)
     np.savez(photos / "both.npz", features=np.random.default_rng(0).normal(size=(96, 8)))
-    asked = ["explore", "--features", str(photos / "both.npz"), "--data", str(photos / "divided")]
-    main([*asked, "--out", str(photos / "page.html")])
+    main(asked(photos, "divided", "both.npz", out="page.html"))
     said = in_one_line(capsys.readouterr().out)
     assert said.count("are not used") == 1
     assert "its split train; 48 in val/ are not used" in said
@@ -226,25 +227,14 @@ def test_what_lies_beside_the_two_splits_is_told(photos: Path, capsys: pytest.Ca
 
 def test_lists_of_other_images_do_not_stay_behind(photos: Path) -> None:
     lists = photos / "lists"
-    main(
-        [
-            "explore",
-            "--features",
-            str(photos / "mine.npz"),
-            "--data",
-            str(photos / "photos"),
-            "--csv",
-            str(lists),
-        ]
-    )
+    main(asked(photos, csv="lists"))
     assert (lists / "wrong-labels.csv").exists()
     (lists / "mine.csv").touch()
     flat = photos / "flat"
     flat.mkdir()
     for i, path in enumerate(sorted((photos / "photos").rglob("*.png"))):
         shutil.copy(path, flat / f"{i:02d}.png")
-    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(flat), "--csv", str(lists)]
-    main([*asked, "--overwrite"])
+    main([*asked(photos, "flat", csv="lists"), "--overwrite"])
     assert not (lists / "wrong-labels.csv").exists()
     assert (lists / "mine.csv").exists()
 
@@ -273,14 +263,8 @@ def test_what_embed_writes_of_one_split_is_placed_by_name(
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        (
-            ["class0/00.png", "class0/02.png"],
-            "2 images of divided fit, such as train/class0/00.png and test/class0",
-        ),
-        (
-            ["train/class0/00.png", "/at/home/train/class0/00.png"],
-            "Rows 0 and 1 of named.npz are both of train/",
-        ),
+        (["class0/00.png", "class0/02.png"], "such as train/class0/00.png and test/class0"),
+        (["train/class0/00.png", "/at/home/train/class0/00.png"], "Rows 0 and 1 of named.npz are both"),
         (["train/class0/00.png"], "One name for each of the 2 rows of features is needed"),
         ([3, 4], "One name for each of the 2 rows"),
         (None, "For training images alone: --data divided/train"),
@@ -316,29 +300,32 @@ def test_the_page_counts_supports_and_knows_self_matches_beyond_the_neighbours_t
 def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(photos / "photos")]
-    page, lists = photos / "page.html", photos / "lists"
-    main([*asked, "--out", str(page), "--csv", str(lists)])
+    page, both = photos / "page.html", asked(photos, out="page.html", csv="lists")
+    main(both)
     before = page.read_bytes()
-    assert "--overwrite" in refusal([*asked, "--out", str(page)], capsys)
-    assert "--overwrite" in refusal([*asked, "--csv", str(lists)], capsys)
+    assert "--overwrite" in refusal(asked(photos, out="page.html"), capsys)
+    assert "--overwrite" in refusal(asked(photos, csv="lists"), capsys)
+    again = [*both, "--overwrite"]
     page.write_bytes(b"mine")
-    assert "no page of adasim explore" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+    assert "no page of adasim explore" in refusal(again, capsys)
     assert page.read_bytes() == b"mine"
     page.write_bytes(before)
-    main([*asked, "--out", str(page), "--csv", str(lists), "--overwrite"])
+    main(again)
     assert page.read_bytes() == before  # the same images, the same page
     beside = photos / "page-sheets"
     beside.mkdir()
     (beside / f"sheet-00000.webp.1-ab{TEMPORARY}").touch()  # of a command that was killed
-    main([*asked, "--out", str(page), "--csv", str(lists), "--overwrite"])
+    main(again)
     assert not beside.exists()
     beside.mkdir()
     (beside / "holiday.jpg").touch()
-    assert "holiday.jpg" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+    assert "holiday.jpg" in refusal(again, capsys)
     shutil.rmtree(beside)
     beside.touch()
-    assert "page-sheets is a file" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+    assert "page-sheets is a file" in refusal(again, capsys)
+
+
+GIVEN = ["--data", "photos", "--features"]
 
 
 @pytest.mark.parametrize(
@@ -349,15 +336,15 @@ def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
         (["--backbone", "resnet18"], "--backbone needs --data"),
         (["nowhere"], "nowhere"),
         (["photos"], "photos is not"),
-        (["--features", "mine.npz", "--data", "photos", "--out", "page.pdf"], ".html"),
-        (["--features", "mine.npz", "--data", "photos", "--out", "nowhere/page.html"], "nowhere"),
-        (["--features", "short.npz", "--data", "photos"], "40 features and photos 48 images"),
-        (["--features", "two.npz", "--data", "photos"], "named features"),
-        (["--features", "thin.npz", "--data", "photos"], "thin.npz holds features (48, 0)"),
-        (["--features", "photos/class0/00.png", "--data", "photos"], "cannot be read"),
-        (["--features", "corrupt.npz", "--data", "photos"], "corrupt.npz cannot be read"),
-        (["--features", "mine.npz", "--data", "photos", "--tau", "0"], "--tau"),
-        (["--features", "mine.npz", "--data", "photos", "--export-atlas", "atlas.csv"], ".jsonl"),
+        ([*GIVEN, "mine.npz", "--out", "page.pdf"], ".html"),
+        ([*GIVEN, "mine.npz", "--out", "nowhere/page.html"], "nowhere"),
+        ([*GIVEN, "short.npz"], "40 features and photos 48 images"),
+        ([*GIVEN, "two.npz"], "named features"),
+        ([*GIVEN, "thin.npz"], "thin.npz holds features (48, 0)"),
+        ([*GIVEN, "photos/class0/00.png"], "cannot be read"),
+        ([*GIVEN, "corrupt.npz"], "corrupt.npz cannot be read"),
+        ([*GIVEN, "mine.npz", "--tau", "0"], "--tau"),
+        ([*GIVEN, "mine.npz", "--export-atlas", "atlas.csv"], ".jsonl"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_leaves_nothing(
@@ -373,17 +360,6 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(
     monkeypatch.chdir(photos)
     assert words in refusal(["explore", *arguments], capsys)
     assert not list(photos.glob("*.html"))
-
-
-def test_a_run_whose_images_changed_is_not_explored_with_the_wrong_neighbours(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    facts = json.loads((run / "data.json").read_text())
-    facts["fingerprint"] = "0" * 64
-    (run / "data.json").write_text(json.dumps(facts))
-    assert "not those that" in refusal(["explore", str(run)], capsys)
 
 
 @pytest.mark.parametrize("option", ["--passes", "--k"])
@@ -411,21 +387,8 @@ def test_json_within_a_page_is_ascii_without_brackets() -> None:
 
 
 def test_csv_fields_are_no_formulas_and_come_back_as_they_were(tmp_path: Path) -> None:
-    fields = [
-        "=1+1",
-        "+cmd",
-        "-2+3",
-        "@sum",
-        "'quoted",
-        "''",
-        "plain",
-        '"',
-        "a,b",
-        "two\r\nlines",
-        "-0.5",
-        "7",
-        "",
-    ]
+    fields = ["=1+1", "+cmd", "-2+3", "@sum", "'quoted", "''", "plain", '"', "a,b", "two\r\nlines"]
+    fields += ["-0.5", "7", ""]
     for field in fields:
         written = safe(field)
         assert original(written) == field
@@ -470,12 +433,12 @@ def test_sheets_beside_a_page_go_when_the_page_needs_them_no_more(small: Explore
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_old_page(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["explore", "--features", str(photos / "mine.npz"), "--data", str(photos / "photos")]
     with small_disk(photos / "disk", "1m") as disk:
         page = disk / "page.html"
-        main([*asked, "--out", str(page)])
+        main(asked(photos, out="disk/page.html"))
         before = page.read_bytes()
         fill(disk / "full")
-        assert "No space left" in refusal([*asked, "--out", str(page), "--overwrite"], capsys)
+        command = [*asked(photos, out="disk/page.html"), "--overwrite"]
+        assert "No space left" in refusal(command, capsys)
         assert page.read_bytes() == before
         assert sorted(path.name for path in disk.iterdir()) == ["full", "page.html"]

@@ -268,17 +268,6 @@ def test_hostile_names_survive_the_csv_and_no_spreadsheet_runs_them(hostile: Ope
         }
 
 
-def test_classes_in_letters_that_no_font_has_are_drawn_without_a_warning(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    photos_of_patterns(tmp_path / "photos", "\U0001f408\u732b\u0915{c}/{i:02d}.png")
-    np.save(tmp_path / "features.npy", np.random.default_rng(0).normal(size=(48, 8)))
-    given = ["--features", str(tmp_path / "features.npy"), "--data", str(tmp_path / "photos")]
-    main(["gallery", *given, "--count", "1", "--out", str(tmp_path / "gallery")])
-    assert (tmp_path / "gallery.png").exists()
-    assert [str(one.message) for one in recwarn if "font" in str(one.message)] == []
-
-
 def test_no_name_can_break_the_latex_table(hostile: Opened) -> None:
     text = as_latex(hostile, rows_of(hostile, list(range(len(HOSTILE)))), "a caption of _ & %").decode()
     body = text.partition("\\endhead\n")[2]
