@@ -24,7 +24,7 @@ from adasim.api import pretrain
 from adasim.config import Config
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.recipes import get_recipe
 from adasim.run import load_run
 

@@ -46,7 +46,7 @@ def test_arms_differ_from_the_baseline_in_their_pairs_alone(paper: Any) -> None:
 
 def test_images_are_laid_out_by_class_and_number(paper: Any, tmp_path: Path) -> None:
     images = [(Image.new("L", (2, 2), shade), label) for shade, label in ((9, 1), (8, 0), (7, 1))]
-    paper("class_folders").lay_out(images, ["a", "b/c"], tmp_path)
+    paper("prepare").save(images, ["a", "b/c"], tmp_path)
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.png")) == [
         "a/00001.png", "b-c/00000.png", "b-c/00002.png"]  # fmt: skip
 
@@ -212,7 +212,7 @@ def test_a_cell_leaves_one_line_and_the_frontier_reads_its_run(
     torch.manual_seed(0)
     for split, count in (("train", 30), ("test", 10)):
         images = [(Image.fromarray(x.numpy()), i % 3) for i, x in enumerate(shades(count))]
-        paper("class_folders").lay_out(images, ["a", "b", "c"], tmp_path / "data" / split)
+        paper("prepare").save(images, ["a", "b", "c"], tmp_path / "data" / split)
     build = cell.build
 
     def tiny(*which: Any) -> Any:

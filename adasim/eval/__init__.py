@@ -13,7 +13,7 @@ from adasim.eval.knn import KnnAccuracy, knn_accuracy, online_knn
 from adasim.eval.linear import LinearResult, linear_probe, linear_probe_stream
 from adasim.eval.results import Result
 from adasim.eval.segmentation import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.options import Sources
 
 __all__ = [

@@ -11,7 +11,7 @@ from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader
 from adasim.eval.features import FeatureKind, encode, frozen
 from adasim.models import Backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 """(B, D) features and their (B,) labels, batch after batch."""

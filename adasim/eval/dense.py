@@ -18,7 +18,7 @@ from adasim.data.sources.masks import IGNORE, blank, require_same_size
 from adasim.dist.devices import image_layout
 from adasim.eval.features import frozen, progress_bar, require_finite, require_size
 from adasim.models import Backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.util import seeding
 from adasim.util.errors import UserError
 

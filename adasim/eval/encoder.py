@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from adasim.models import (
     pixels,
     read_weights,
 )
-from adasim.models.files import is_ours
+from adasim.models.io import is_ours
 from adasim.models.published import WEIGHTS_FILES
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.folder import RunFolder, check_source
@@ -132,13 +131,10 @@ def open_encoder(
 def _from_ours(path: Path) -> Encoder:
     """The encoder of a run, or of a file that a run wrote."""
     folder = path if path.is_dir() else path.parent
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        backbone = load_backbone(path)
+    backbone = load_backbone(path)
     is_run = (path.is_dir() or path.name == BACKBONE_FILE) and (folder / "config.json").is_file()
     if not is_run:  # another file in a run folder, such as a copy of an earlier epoch, has figures of its own
-        note = str(said[0].message) if said else None
-        return Encoder(path.stem, backbone, backbone.transform, "a file without its run", note=note)
+        return Encoder(path.stem, backbone, backbone.transform, "a file without its run")
     method, pairs, source = _pretraining(folder)
     return Encoder(
         name=folder.resolve().name,

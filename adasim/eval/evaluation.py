@@ -20,7 +20,7 @@ from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Feat
 from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
 from adasim.models import Backbone
-from adasim.models.transforms import SMALL, EvalTransform
+from adasim.models.transform import SMALL, EvalTransform
 from adasim.options import Options, Sources, with_options
 from adasim.registry import EVALUATIONS, nearest
 from adasim.util import terminal

@@ -30,8 +30,8 @@ from adasim.data.pool import read_batches
 from adasim.dist.devices import image_layout
 from adasim.eval.kept import Parts, read_features, write_features
 from adasim.models import Backbone
-from adasim.models.files import hash_tensors
-from adasim.models.transforms import EvalTransform
+from adasim.models.io import hash_tensors
+from adasim.models.transform import EvalTransform
 from adasim.util import terminal
 from adasim.util.errors import UserError
 

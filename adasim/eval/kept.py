@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from adasim.models.files import as_bytes
+from adasim.models.io import as_bytes
 from adasim.util.files import atomic_write, remove
 
 KEEP_S = 30.0

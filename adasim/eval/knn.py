@@ -18,7 +18,7 @@ from adasim.eval.features import extract
 from adasim.eval.splits import require_labels
 from adasim.eval.tensors import check_positive, check_split
 from adasim.models import Backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.neighbors import QuantizedRows, merge, search
 from adasim.options import KnnOptions
 from adasim.registry import EVALUATIONS

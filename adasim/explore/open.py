@@ -16,7 +16,7 @@ from adasim.eval.features import encode, frozen, progress_bar
 from adasim.explore.collection import Collection, collect, given_features
 from adasim.explore.support import WIDTH, Support, support_of_features, support_of_memory, with_more
 from adasim.models import Backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU, ExploreOptions, Options, refuse_unused
 from adasim.registry import is_path

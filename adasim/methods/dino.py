@@ -12,7 +12,7 @@ from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.dist.collectives import mean_over_ranks
 from adasim.methods.base import EncodedView, Method, Step, decay_groups
 from adasim.models import Backbone, DinoHead, build_backbone
-from adasim.models.backbones import check_patches
+from adasim.models.backbone import check_patches
 from adasim.registry import METHODS
 from adasim.schedules import cosine
 from adasim.settings import DINO_VIEWS, DinoSettings

@@ -1,12 +1,10 @@
 """Encoders and the heads that train them."""
 
-from adasim.models.backbones import Backbone, build_backbone
-from adasim.models.files import BACKBONE_FILE, load_backbone, save_backbone
+from adasim.models.backbone import PIXELS, Backbone, build_backbone, pixels
 from adasim.models.heads import DinoHead, Predictor, Projector
-from adasim.models.pixels import PIXELS, pixels
-from adasim.models.start import build_from, start_from
-from adasim.models.transforms import EvalTransform
-from adasim.models.weights import Weights, parse_source, read_weights
+from adasim.models.io import BACKBONE_FILE, load_backbone, save_backbone
+from adasim.models.transform import EvalTransform
+from adasim.models.weights import Weights, build_from, parse_source, read_weights, start_from
 
 __all__ = [
     "BACKBONE_FILE",

@@ -1,20 +1,33 @@
-"""A folder that describes a model in config.json, as timm's `local-dir:` and transformers' `AutoModel` read it.
+"""Models as other libraries publish them: their config.json, and their names for weights.
 
-It is somebody else's, and data: it may name a model, known arguments and a transform, and nothing in it is run.
+A folder with a config.json, as timm's `local-dir:` and transformers' `AutoModel` read it, may name a model, known
+arguments and a transform; nothing in it is run. torchvision's ResNets have timm's own names for weights; its ViTs,
+and the ViTs and ResNets of transformers (up to version 4 and since), have a table each.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adasim.models.files import checked_transform, parsed
-from adasim.models.transforms import EvalTransform
+import torch
+from torch import Tensor
+
+from adasim.models.transform import EvalTransform
 from adasim.util.errors import UserError
+from adasim.util.fields import fit
 
 CONFIG_FILE, PROCESSOR_FILE = "config.json", "preprocessor_config.json"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
-_LARGEST = 1 << 24  # bytes of a config.json: the names of 21,000 classes may be in it
+_LARGEST = 4096  # side in pixels of the images that a description may ask for: positions take memory
+_TRANSFORM_FIELDS: dict[str, Any] = {
+    "input_size": tuple[int, int, int],
+    "mean": tuple[float, float, float],
+    "std": tuple[float, float, float],
+    "crop_pct": float,
+}
 
 _VITS = {  # of transformers: width, blocks, heads, hidden width
     (96, 4, 3, 384): "vit_mini",
@@ -82,17 +95,10 @@ def _of_transformers(config: dict[str, Any]) -> str:
 
 def _transform(said: dict[str, Any], path: Path) -> EvalTransform:
     """A `pretrained_cfg` of timm, which may leave away what is usual, and have much more."""
-    return checked_transform(
-        {
-            "input_size": said.get("input_size", [3, 224, 224]),
-            "mean": said["mean"],
-            "std": said.get("std"),
-            "interpolation": "bilinear" if said.get("interpolation") == "bilinear" else "bicubic",
-            "crop_pct": said.get("crop_pct") or 0.875,
-            **({"crop_mode": "squash"} if said.get("crop_mode") == "squash" else {}),
-        },
-        path,
-    )
+    interpolation = "bilinear" if said.get("interpolation") == "bilinear" else "bicubic"
+    squash = said.get("crop_mode") == "squash"
+    sides, share = said.get("input_size", [3, 224, 224]), said.get("crop_pct") or 0.875
+    return _checked(path, sides, said["mean"], said.get("std"), interpolation, share, squash)
 
 
 def _processed(said: dict[str, Any], path: Path) -> EvalTransform | None:
@@ -101,20 +107,16 @@ def _processed(said: dict[str, Any], path: Path) -> EvalTransform | None:
     edge = size.get("shortest_edge") or size.get("height")
     if "image_mean" not in said or not isinstance(edge, int):
         return None
-    kept = crop.get("height", edge) if said.get("do_center_crop") else edge
-    share = said.get("crop_pct")  # the processor of ConvNeXt, which ResNets have too: `edge` is what is kept
-    if share is None and isinstance(kept, int):
-        share = kept / (edge + 0.5)  # timm divides again and truncates
-    return checked_transform(
-        {
-            "input_size": [3, kept, kept],
-            "mean": said["image_mean"],
-            "std": said.get("image_std"),
-            "interpolation": "bicubic" if said.get("resample") == 3 else "bilinear",
-            "crop_pct": share,
-            **({} if "shortest_edge" in size else {"crop_mode": "squash"}),
-        },
-        path,
+    side = crop.get("height", edge) if said.get("do_center_crop") else edge
+    share = said.get(
+        "crop_pct"
+    )  # the processor of ConvNeXt, which ResNets have too: `edge` is what is cropped
+    if share is None and isinstance(side, int):
+        share = side / (edge + 0.5)  # timm divides again and truncates
+    interpolation = "bicubic" if said.get("resample") == 3 else "bilinear"
+    squash = "shortest_edge" not in size
+    return _checked(
+        path, [3, side, side], said["image_mean"], said.get("image_std"), interpolation, share, squash
     )
 
 
@@ -123,8 +125,110 @@ def _sides(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {} if value is None else {"height": value}
 
 
+def _checked(
+    path: Path, input_size: Any, mean: Any, std: Any, interpolation: str, crop_pct: Any, squash: bool
+) -> EvalTransform:
+    """The transform of these values, which somebody wrote into `path`; refused if it is none."""
+    values = {"input_size": input_size, "mean": mean, "std": std, "crop_pct": crop_pct}
+    try:
+        for name, value in values.items():
+            fit(name, value, _TRANSFORM_FIELDS[name])
+    except UserError as error:
+        raise UserError(f"{path} has a damaged description: {error} Export it again.") from None
+    if not (0 < crop_pct <= 1 and min(std) > 0 and 0 < input_size[-1] <= _LARGEST):
+        raise UserError(f"{path} has an impossible normalisation: {values}. Export it again.")
+    mode = {"crop_mode": "squash"} if squash else {}
+    return EvalTransform.from_timm({**values, "interpolation": interpolation, **mode})
+
+
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file() or path.stat().st_size > _LARGEST:
+    """A description that somebody wrote; empty if it is none."""
+    if not path.is_file():  # a pipe would be waited for
         return {}
-    found = parsed(path.read_bytes())
-    return found if isinstance(found, dict) else {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+# Weights under other names.
+
+_WRAPPERS = ("module.", "backbone.", "encoder.", "net.", "_orig_mod.", "timm_model.", "vit.", "resnet.")
+_Table = tuple[tuple[str, str], ...]
+
+_TORCHVISION_VIT: _Table = (
+    (r"^class_token$", "cls_token"),
+    (r"^conv_proj\.", "patch_embed.proj."),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(?:linear_1|0)\.", ".mlp.fc1."),
+    (r"\.mlp\.(?:linear_2|3)\.", ".mlp.fc2."),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^heads\.(?:head\.)?", "head."),
+)
+_TRANSFORMERS_VIT: _Table = (
+    (r"^embeddings\.cls_token$", "cls_token"),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^(?:encoder\.layer|layers)\.(\d+)\.", r"blocks.\1."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.attention\.(?:attention\.)?([qkv])(?:uery|ey|alue|_proj)\.", r".attn.\1."),
+    (r"\.attention\.(?:output\.dense|o_proj)\.", ".attn.proj."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+    (r"^layernorm\.", "norm."),
+    (r"^(?:pooler|classifier)\.", "head."),
+)
+_TRANSFORMERS_RESNET: _Table = (
+    (r"^embedder\.embedder\.convolution\.", "conv1."),
+    (r"^embedder\.embedder\.normalization\.", "bn1."),
+    *((rf"^encoder\.stages\.{i}\.layers\.(\d+)\.", rf"layer{i + 1}.\1.") for i in range(4)),
+    *((rf"\.layer\.{i}\.convolution\.", f".conv{i + 1}.") for i in range(3)),
+    *((rf"\.layer\.{i}\.normalization\.", f".bn{i + 1}.") for i in range(3)),
+    (r"\.shortcut\.convolution\.", ".downsample.0."),
+    (r"\.shortcut\.normalization\.", ".downsample.1."),
+    (r"^classifier\.1\.", "fc."),
+)
+_TABLES: dict[str, _Table] = {
+    "conv_proj.weight": _TORCHVISION_VIT,
+    "embeddings.patch_embeddings.projection.weight": _TRANSFORMERS_VIT,
+    "embedder.embedder.convolution.weight": _TRANSFORMERS_RESNET,
+}
+"""By a name that no other library gives."""
+
+
+def timm_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The encoder's tensors under timm's names, without what wrapped it; what lies beside it, a head, is left out."""
+    while True:
+        table = next((table for name, table in _TABLES.items() if name in tensors), None)
+        if table is not None:
+            return _joined({_renamed(name, table): tensor for name, tensor in tensors.items()})
+        wrapper = next((w for w in _WRAPPERS if any(name.startswith(w) for name in tensors)), None)
+        if wrapper is None:
+            return tensors
+        tensors = {n.removeprefix(wrapper): t for n, t in tensors.items() if n.startswith(wrapper)}
+
+
+def is_torchvision_vit(tensors: dict[str, Tensor]) -> bool:
+    """Whether torchvision trained this ViT, on images normalised as ImageNet's, as most of timm's ViTs were not."""
+    return any(name.endswith("conv_proj.weight") for name in tensors)
+
+
+def _renamed(name: str, table: _Table) -> str:
+    for pattern, replacement in table:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Queries, keys and values of an attention, where they are three layers, as timm's one."""
+    for name in [name for name in tensors if ".attn.q." in name]:
+        parts = [name.replace(".attn.q.", f".attn.{part}.") for part in "qkv"]
+        if all(part in tensors for part in parts):
+            tensors[name.replace(".attn.q.", ".attn.qkv.")] = torch.cat([tensors.pop(part) for part in parts])
+    return tensors

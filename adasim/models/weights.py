@@ -6,7 +6,8 @@
     hf-hub:timm/resnet50.a1_in1k      the same on the Hugging Face hub
     vit_small_patch16_224.dino        one of timm's pretrained models
 
-Of a file that is called as its model is, such as resnet50.safetensors, the name need not be said.
+Of a file that is called as its model is, such as resnet50.safetensors, the name need not be said. A run that starts
+from weights (`start_from`) has new heads.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import argparse
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -28,14 +30,29 @@ import safetensors.torch
 import timm
 import timm.data
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adasim.config import ModelConfig
-from adasim.models.backbones import RESNETS, VITS, configuration, is_timm, nearest_models
-from adasim.models.files import BACKBONE_FILE, is_ours, missing, read_backbone
-from adasim.models.names import is_torchvision_vit, timm_names
-from adasim.models.published import CONFIG_FILE, PROCESSOR_FILE, WEIGHTS_FILES, is_published, read_description
-from adasim.models.transforms import EvalTransform
+from adasim.models.backbone import (
+    RESNETS,
+    VITS,
+    Backbone,
+    build_backbone,
+    configuration,
+    is_timm,
+    nearest_models,
+)
+from adasim.models.io import BACKBONE_FILE, is_ours, load_backbone, missing
+from adasim.models.published import (
+    CONFIG_FILE,
+    PROCESSOR_FILE,
+    WEIGHTS_FILES,
+    is_published,
+    is_torchvision_vit,
+    read_description,
+    timm_names,
+)
+from adasim.models.transform import EvalTransform
 from adasim.util.errors import UserError
 
 # DINO's checkpoints hold both networks, and training scripts name what they save: whose weights are the encoder's.
@@ -44,6 +61,7 @@ _FILES = (".safetensors", ".pth", ".pt", ".bin")
 _HUB = ("hf-hub:", "hf_hub:")
 _TORCHVISION = EvalTransform.of_size(224).bilinear()  # for its ViTs of 224 pixels
 _PROGRAMS = {".onnx": "ONNX", ".pt2": "torch.export"}
+_HEADS = ("head", "head_dist", "fc", "classifier", "projector", "predictor")
 
 
 class Weights(NamedTuple):
@@ -100,6 +118,50 @@ def read_weights(source: str) -> Weights:
     return _read_named(path.stem, path) if says else Weights(timm_names(_tensors(path)))
 
 
+def start_from(backbones: Iterable[Backbone], weights: Weights, source: str) -> None:
+    """Load the weights into every one of the encoders; a ViT's position grid is interpolated to its own size.
+
+    Raises:
+        UserError: the weights are another architecture's. Nothing has been loaded then.
+    """
+    for backbone in backbones:
+        net = backbone.net
+        own, tensors = net.state_dict(), _fitted(weights.tensors, net)
+        heads = tuple(f"{head}." for head in (*_HEADS, *_classifiers(net)))
+        tensors = {n: t for n, t in tensors.items() if n in own or not n.startswith(heads)}
+        # Files of old versions of torch lack these counters, which nothing is computed from.
+        tensors |= {n: t for n, t in own.items() if n not in tensors and n.endswith("num_batches_tracked")}
+        for name in [*own, *(name for name in tensors if name not in own)]:
+            here, there = (tuple(x[name].shape) if name in x else "absent" for x in (own, tensors))
+            if here != there:
+                said = "" if weights.model is None else f"; its source says {weights.model.name}"
+                raise UserError(
+                    f"{source} does not fit {backbone.spec['name']}: {name} is {there} there and {here} here. Name "
+                    f"the model that the weights are of (--model.name and --model.patch-size, or NAME:FILE){said}."
+                )
+        net.load_state_dict(tensors)
+
+
+def build_from(weights: Weights, source: str, size: int | None = None) -> Backbone:
+    """The encoder that the weights are of, with them, in evaluation mode.
+
+    Args:
+        source: what the person called it, for sentences.
+        size: side in pixels of the images, for models of timm that are built for one.
+    """
+    if weights.model is None:
+        raise UserError(
+            f"{source} does not say which model its weights are of, or it is one that adasim cannot build. Name it "
+            f"before the file of weights, as resnet50:{source}."
+        )
+    transform = weights.transform or EvalTransform.of_size(224)
+    side = transform.size if size is None or weights.model.name in VITS else size
+    backbone = build_backbone(weights.model, side, student=False)
+    start_from([backbone], weights, source)
+    backbone.transform = transform
+    return backbone.eval()
+
+
 def _read_folder(folder: Path) -> Weights:
     if (folder / BACKBONE_FILE).is_file():
         return _of_ours(folder / BACKBONE_FILE)
@@ -120,9 +182,9 @@ def _read_folder(folder: Path) -> Weights:
 
 
 def _of_ours(path: Path) -> Weights:
-    backbone, transform = read_backbone(path)
+    backbone = load_backbone(path)
     tensors = backbone.net.state_dict()
-    return Weights(tensors, configuration(backbone.spec["name"], {}, tensors), transform)
+    return Weights(tensors, configuration(backbone.spec["name"], {}, tensors), backbone.transform)
 
 
 def _described(path: Path) -> Weights:
@@ -222,13 +284,12 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{path} is not a whole safetensors file ({error}).") from None
     try:
-        with torch.serialization.safe_globals(
-            [argparse.Namespace]
-        ):  # the options that DINO saves beside weights
+        # argparse's are the options that DINO saves beside weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch meets any bytes here, and raises nearly anything
-        if found := re.search(r"GLOBAL (\S+)", str(error)):
-            reason = f"it holds {found[1]}, which is not safe to load: save the model's state_dict alone"
+        if unsafe := re.search(r"GLOBAL (\S+)", str(error)):
+            reason = f"it holds {unsafe[1]}, which is not safe to load: save the model's state_dict alone"
         else:
             reason = str(error) if isinstance(error, OSError) else "it is damaged, or not made by torch.save"
         raise UserError(f"{path} cannot be read as a file of weights ({reason}).") from None
@@ -256,3 +317,19 @@ def no_long_wait() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def _fitted(tensors: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """What timm does with a file of weights before it loads it: positions interpolated, older names replaced."""
+    for kind in type(net).__mro__:
+        fit: Any = getattr(sys.modules[kind.__module__], "checkpoint_filter_fn", None)
+        if fit is not None:
+            with suppress(Exception):  # made for its own model's weights; others are refused by their names
+                return fit(dict(tensors), net)
+    return tensors
+
+
+def _classifiers(net: Any) -> tuple[str, ...]:
+    """What timm calls this model's classifier: one name, or several."""
+    names = (getattr(net, "pretrained_cfg", None) or {}).get("classifier") or ()
+    return (names,) if isinstance(names, str) else tuple(names)

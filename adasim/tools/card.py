@@ -2,7 +2,7 @@
 
 The card says what the encoder is, what it was trained on, how well it does, and how to load it. The Python files are
 its transform, and its changed stem, if it has one: timm has no argument for the stem of ResNets for small images
-(`adasim.models.backbones`), so that a file makes such a net known to timm, or to Hugging Face's transformers, which
+(`adasim.models.backbone`), so that a file makes such a net known to timm, or to Hugging Face's transformers, which
 calls that "remote code".
 """
 
@@ -19,7 +19,7 @@ from adasim.eval.features import weights_hash
 from adasim.eval.results import NAMES, column_order, read_results
 from adasim.eval.splits import data_name
 from adasim.models import parse_source
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.runs.metrics import read_metrics
 from adasim.util.errors import UserError
 from adasim.util.terminal import printable
@@ -363,7 +363,7 @@ def hf_file(architecture: str, arguments: dict[str, Any], stem: str) -> str:
 
 
 def _edit(stem: str, arguments: dict[str, Any], indent: str) -> str:
-    """What `adasim.models.backbones.edit_stem` does, as lines of code."""
+    """What `adasim.models.backbone.edit_stem` does, as lines of code."""
     lines = ["net.maxpool = torch.nn.Identity()"]
     if stem == "3x3":
         channels = arguments.get("in_chans", 3)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from adasim.eval.encoder import Encoder, open_encoder
 from adasim.eval.evaluation import Say
 from adasim.models import PIXELS, Backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.registry import nearest
 from adasim.tools.card import hf_file, model_card, timm_file, transform_file
 from adasim.tools.outputs import (

@@ -21,7 +21,7 @@ from rich.text import Text
 from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.dist.processes import Distributed
 from adasim.models import build_backbone
-from adasim.models.backbones import VITS
+from adasim.models.backbone import VITS
 from adasim.neighbors.memory import _INT8_FROM
 from adasim.neighbors.search_gpu import buffer_bytes
 from adasim.options import PlanArguments

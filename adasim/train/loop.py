@@ -22,7 +22,7 @@ from adasim.dist.devices import autocast
 from adasim.dist.processes import ALONE, Distributed
 from adasim.methods import EncodedView, Step
 from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, save_backbone
-from adasim.models.files import backbone_bytes
+from adasim.models.io import backbone_bytes
 from adasim.neighbors import PairPolicy
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder

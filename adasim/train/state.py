@@ -24,7 +24,7 @@ from adasim.dist.layers import Part
 from adasim.dist.processes import ALONE, Distributed
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
-from adasim.models.files import hash_tensors
+from adasim.models.io import hash_tensors
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
 from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer

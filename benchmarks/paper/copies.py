@@ -1,6 +1,6 @@
 """Copies between CIFAR-10's training and test images, as the explorer lists them.
 
-    python -m benchmarks.paper.class_folders CIFAR10 data/cifar10
+    python -m benchmarks.paper.prepare cifar10 downloads data/cifar10
     python -m benchmarks.paper.copies runs/paper/simsiam_standard_0 --data data/cifar10         # about five minutes
 
 Writes benchmarks/paper/results/copies.csv with a line for each test image that has a near or exact copy among the

@@ -19,7 +19,7 @@ from adasim.data.views import (
     ViewSettings,
     draw_changes,
 )
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.registry import METHODS
 from adasim.util import seeding
 

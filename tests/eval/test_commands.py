@@ -15,8 +15,6 @@ from typing import Any
 import helpers
 import numpy as np
 import pytest
-import safetensors
-import safetensors.torch
 import timm
 import torch
 from PIL import Image
@@ -31,7 +29,7 @@ from adasim.eval.encoder import open_encoder
 from adasim.eval.features import extract
 from adasim.eval.splits import hold_out
 from adasim.models import build_backbone, load_backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 
 pytestmark = pytest.mark.slow
 
@@ -386,25 +384,6 @@ def test_another_file_in_a_run_folder_is_not_the_run(make_run: MakeRun) -> None:
     assert not (run / "results.jsonl").exists()
     assert open_encoder(str(earlier)).name == "epoch50"
     assert open_encoder(str(run / "backbone.safetensors")).run == run
-
-
-def without_transform(file: Path) -> None:
-    """Rewrite a backbone file as versions did that kept no normalisation."""
-    with safetensors.safe_open(file, framework="pt") as opened:
-        header = {"format": "pt", "adasim": opened.metadata()["adasim"]}
-    file.write_bytes(safetensors.torch.save(safetensors.torch.load_file(file), header))
-
-
-def test_an_earlier_file_takes_its_runs_normalisation_and_without_the_run_says_what_it_assumes(
-    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run()
-    without_transform(run / "backbone.safetensors")
-    assert open_encoder(str(run)).transform == EvalTransform.of_size(16, (0.5,), (0.25,))
-    copy = tmp_path / "copy.safetensors"
-    copy.write_bytes((run / "backbone.safetensors").read_bytes())
-    main(["eval", "knn", str(copy), "--data", "synthetic:64", "--no-cache"])
-    assert "encoder.transform is ImageNet's" in capsys.readouterr().out
 
 
 def test_help_explains_each_evaluation_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

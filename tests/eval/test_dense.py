@@ -9,7 +9,7 @@ import torch
 from adasim.data import synthetic
 from adasim.eval.dense import PatchFeatures, warp
 from adasim.models import load_backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.util.errors import UserError
 
 MakeRun = Callable[..., Path]

@@ -27,7 +27,7 @@ from adasim.eval.augmented import augmented_batches
 from adasim.eval.features import FeatureCache, batches, default_folder, encode, extract
 from adasim.eval.knn import online_knn
 from adasim.models import Backbone, build_backbone
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.recipes import get_recipe
 from adasim.util.errors import UserError
 

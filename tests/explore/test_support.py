@@ -163,7 +163,7 @@ def test_augmented_passes_of_a_frozen_encoder_fill_a_window_for_every_image_of_e
     from adasim.config import ModelConfig
     from adasim.data import open_images
     from adasim.models import build_backbone
-    from adasim.models.transforms import EvalTransform
+    from adasim.models.transform import EvalTransform
 
     sets = [open_images("synthetic:21", size=16), open_images("synthetic:21", size=16, split="test")]
     torch.manual_seed(0)

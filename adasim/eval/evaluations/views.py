@@ -13,7 +13,7 @@ from adasim.data import ImageSet, PairLoader, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
 from adasim.eval.features import encode, frozen, progress_bar
 from adasim.eval.protocols.unlabelled import near_duplicates, view_retrieval
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
 from adasim.util import seeding

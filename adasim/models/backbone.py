@@ -3,7 +3,7 @@
 `Backbone.net` is a timm model and `Backbone.spec` says which: timm.create_model(spec["timm"], **spec["kwargs"]).
 ResNets for small images have another stem, for which timm has no argument. Their kwargs have the entry `stem`, so
 that timm refuses them instead of building another net, and `edit_stem` does the rest. How a file's weights load
-without adasim is written in the file: see `adasim.models.files`.
+without adasim is written in the file: see `adasim.models.io`.
 
 `resnet_tiny` is timm's ResNet class with one BasicBlock per stage, 16 to 128 channels wide, behind timm's
 deep stem (three 3x3 convolutions, the first with stride 2) and with `stem="no_pool"`.
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import ModelConfig
-from adasim.models.transforms import EvalTransform
+from adasim.models.transform import EvalTransform
 from adasim.util.errors import UserError
 
 # LayerNorm eps 1e-6, qkv bias, GELU, MLP ratio 4 and no LayerScale are timm's own for these names.
@@ -41,6 +41,8 @@ RESNETS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet18": ("resnet18", {}),
     "resnet50": ("resnet50", {}),
 }
+PIXELS = "pixels"
+"""The name of the MODEL that is no encoder: raw pixels, which every trained one has to beat."""
 
 
 class Backbone(nn.Module):
@@ -236,3 +238,21 @@ def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, 
         "image_size": image_size,
         "channels": channels,
     }
+
+
+class _Pixels(nn.Module):
+    """Images (B, C, H, W) as features (B, C * H * W), less each image's own mean: else all would point the same way,
+    and a vote by cosine would hardly tell them apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return x - x.mean(1, keepdim=True)
+
+    forward_features = forward
+
+
+def pixels(size: int | None = None) -> Backbone:
+    """Images of 32 x 32 pixels, or of another size, as features."""
+    side = size or 32
+    spec = {"name": PIXELS, "dim": 3 * side * side, "image_size": side}
+    return Backbone(_Pixels(), spec, EvalTransform.of_size(side, (0.5,) * 3, (0.5,) * 3)).eval()
