@@ -146,17 +146,14 @@ class ViewsOptions:
 
     Views: an image is cropped (40 to 100% of its area), flipped and its colours are jittered; how often is the image
     itself the nearest of all images to that view? RankMe (Garrido et al., 2023): how many directions the features
-    use, between 1 and their width; few means that the encoder collapses. Near duplicates: pairs of images that the
-    encoder hardly tells apart, with their names."""
+    use, between 1 and their width; few means that the encoder collapses. (`adasim explore` finds near duplicates.)"""
 
-    summary: ClassVar[str] = "without labels: retrieval of augmented views, RankMe, near duplicates"
+    summary: ClassVar[str] = "without labels: retrieval of augmented views, RankMe"
 
     data: str | None = None
     """A folder, an .npz file, hf:NAME or synthetic[:COUNT]; the run's own images by default."""
     queries: int = 2000
     """Of how many images, drawn at random, a view is searched."""
-    duplicate: float = 0.99
-    """Cosine similarity from which two images count as near duplicates."""
 
 
 @dataclass(kw_only=True)

@@ -6,13 +6,13 @@ images of a data set into an encoder's features, and a `Report` has the figures.
 """
 
 from adasim.eval.evaluation import Evaluation, Extractor, Report
-from adasim.eval.evaluations.views import OwnViews
 from adasim.eval.features import FeatureCache, extract
 from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.knn import KnnAccuracy, knn_accuracy, online_knn
 from adasim.eval.linear import LinearResult, linear_probe, linear_probe_stream
 from adasim.eval.results import Result
 from adasim.eval.segmentation import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
+from adasim.eval.views import view_retrieval
 from adasim.models.transform import EvalTransform
 from adasim.options import Sources
 
@@ -26,7 +26,6 @@ __all__ = [
     "LinearResult",
     "LinearSegmenter",
     "MeanIou",
-    "OwnViews",
     "Report",
     "Result",
     "SegmentationResult",
@@ -39,4 +38,5 @@ __all__ = [
     "linear_segmentation",
     "miou",
     "online_knn",
+    "view_retrieval",
 ]

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from adasim.data import ImageSet
 from adasim.data.pool import read_batches
 from adasim.dist.devices import image_layout
-from adasim.eval.kept import Parts, read_features, write_features
+from adasim.eval.feature_files import Parts, read_features, write_features
 from adasim.models import Backbone
 from adasim.models.io import hash_tensors
 from adasim.models.transform import EvalTransform

@@ -8,7 +8,7 @@ rate from lr * batch_size / 256 to 0 by a cosine that moves once an epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -18,11 +18,13 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from adasim.data import Subset
-from adasim.eval.augmented import Batches, augmented_batches
+from adasim.config import ViewsConfig
+from adasim.data import ImageSet, PairLoader, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
+from adasim.eval.features import FeatureKind, encode, frozen
 from adasim.eval.splits import Split
 from adasim.eval.tensors import check_features, check_labels, check_positive, check_split
+from adasim.models import EvalTransform
 from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS
 from adasim.util import seeding
@@ -31,6 +33,8 @@ from adasim.util.fields import at_least
 
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""(B, D) features and their (B,) labels, batch after batch."""
 FURTHER = 3
 """How many rates beyond its edge a sweep may be taken on."""
 
@@ -412,17 +416,8 @@ class Linear(LinearOptions, Evaluation):
             linear_probe, features.train.values, features.train_labels, *test
         )
         if not quick:
-            batches = augmented_batches(
-                extractor.encoder.backbone,
-                Subset(split.train, features.train.ids),
-                features.train_labels,
-                transform,
-                kind=published.features,
-                batch_size=batch_size,
-                device=extractor.device,
-                workers=extractor.workers,
-                seed=extractor.seed,
-            )
+            images, labels = Subset(split.train, features.train.ids), features.train_labels
+            batches = augmented_batches(extractor, images, labels, transform, published.features, batch_size)
             probe = partial(linear_probe_stream, batches, *test, num_classes=len(split.train.classes))
         probe = partial(
             probe, epochs=self.epochs, batch_size=batch_size, protocol=protocol, seed=extractor.seed
@@ -437,6 +432,45 @@ class Linear(LinearOptions, Evaluation):
             )
             result = result.going_on(probe(rates=further))
         return result
+
+
+def augmented_batches(
+    extractor: Extractor,
+    images: ImageSet,
+    labels: Tensor,
+    transform: EvalTransform,
+    kind: FeatureKind,
+    batch_size: int,
+) -> Callable[[int], Batches]:
+    """A function from an epoch to its batches of features (B, D) and labels (B,).
+
+    A view is a random crop of 8% to 100% of the area, resized bilinearly, and flipped half of the time. The
+    images left over at an epoch's end are dropped; each epoch leaves others.
+    """
+    views = ViewsConfig(
+        interpolation="bilinear",  # as both papers' linear protocols
+        size=transform.size,
+        scale=(0.08, 1.0),
+        color=0.0,
+        blur=0.0,
+        solarize=0.0,
+        reduced_jpeg=False,  # as published
+        mean=transform.mean,
+        std=transform.std,
+    )
+    device = extractor.device
+    backbone = extractor.encoder.backbone.to(device)
+    loader = PairLoader(
+        images, views, batch_size=batch_size, seed=extractor.seed, workers=extractor.workers, device=device
+    )
+
+    def batches(epoch: int) -> Batches:
+        for batch in loader.views(epoch, loader.batches(epoch)):
+            with frozen(backbone), torch.no_grad():
+                features = encode(backbone, batch.views[0], kind).float()
+            yield features, labels[batch.ids.cpu()]
+
+    return batches
 
 
 def protocol_of(extractor: Extractor) -> str:

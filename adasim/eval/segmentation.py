@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adasim.data.sources.masks import class_names, count_classes
-from adasim.eval.dense import MaskBatches, PatchFeatures
 from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
 from adasim.eval.features import progress_bar
+from adasim.eval.patches import MaskBatches, PatchFeatures, counted
 from adasim.eval.splits import Split
 from adasim.eval.tensors import check_positive, some_ids
 from adasim.options import SegmentationOptions
@@ -156,7 +156,6 @@ def linear_segmentation(
     ignore: int = 255,
     left_out: Sequence[int] = (),
     seed: int = 0,
-    image_size: tuple[int, int] | None = None,
     device: torch.device | str = "cpu",
 ) -> SegmentationResult:
     """Train a `LinearSegmenter` by Adam at a constant rate, and score it on the test set after every epoch.
@@ -168,7 +167,6 @@ def linear_segmentation(
         lr: 0.1, as in the pipeline that matches the paper's results.
         ignore: the id of pixels that neither train nor count.
         left_out: ids that no mask shows and that are no classes: they are not part of the mean.
-        image_size: (height, width) of the images; masks of another size are refused.
     """
     check_positive(dim=dim, num_classes=num_classes, epochs=epochs, lr=lr)
     model = LinearSegmenter(dim, num_classes, seed).to(device)
@@ -176,13 +174,13 @@ def linear_segmentation(
     scores = []
     for epoch in range(epochs):
         for features, masks in epoch_batches(epoch):
-            features, masks = _checked(features, masks, dim, num_classes, ignore, image_size, device)
+            features, masks = _checked(features, masks, dim, num_classes, ignore, device)
             optimizer.zero_grad()
             if model.backward(features, masks, ignore):  # a batch of ignored pixels alone makes no step
                 optimizer.step()
         confusion = Confusion(num_classes, ignore, left_out)
         for features, masks in test_batches():
-            features, masks = _checked(features, masks, dim, num_classes, ignore, image_size, device)
+            features, masks = _checked(features, masks, dim, num_classes, ignore, device)
             confusion.add(model.predict(features, (masks.shape[1], masks.shape[2])), masks)
         scores.append(confusion.result())
     return SegmentationResult(tuple(scores))
@@ -194,7 +192,6 @@ def _checked(
     dim: int,
     num_classes: int,
     ignore: int,
-    image_size: tuple[int, int] | None,
     device: torch.device | str,
 ) -> tuple[Tensor, Tensor]:
     """A batch on the device in fp32, or a UserError."""
@@ -205,19 +202,14 @@ def _checked(
         )
     if not torch.isfinite(features).all():
         raise UserError("The patch features hold a NaN or infinite value. Extract them again in fp32.")
-    masks = check_masks(masks, num_classes, ignore, image_size)
+    masks = check_masks(masks, num_classes, ignore)
     return features.to(device, torch.float32), masks.to(device)
 
 
-def check_masks(masks: Tensor, num_classes: int, ignore: int, size: tuple[int, int] | None = None) -> Tensor:
-    """Masks of ids 0..num_classes-1 or `ignore`, and of the images' `size` (height, width) if given."""
+def check_masks(masks: Tensor, num_classes: int, ignore: int) -> Tensor:
+    """Masks of ids 0..num_classes-1 or `ignore`."""
     if masks.is_floating_point() or masks.is_complex() or masks.dtype == torch.bool:
         raise UserError(f"The masks hold {masks.dtype}; give whole numbers, one id per class.")
-    if size is not None and tuple(masks.shape[-2:]) != tuple(size):
-        raise UserError(
-            f"A mask is {masks.shape[-2]} x {masks.shape[-1]} and its image {size[0]} x {size[1]} (height x width). "
-            f"Give each image a mask of its own size."
-        )
     unknown = masks[((masks < 0) | (masks >= num_classes)) & (masks != ignore)].unique().tolist()
     if unknown:
         raise UserError(
@@ -335,8 +327,8 @@ class Segmentation(SegmentationOptions, Evaluation):
         total = training.epochs * (len(split.train_ids) + len(split.test_ids))
         with progress_bar(f"{split.name}: {training.epochs} epochs", total) as advance:
             return linear_segmentation(
-                lambda epoch: _counted(train.shuffled(epoch), advance),
-                lambda: _counted(test.in_order(), advance),
+                lambda epoch: counted(train.shuffled(epoch), advance),
+                lambda: counted(test.in_order(), advance),
                 dim=train.dim,
                 num_classes=num_classes,
                 epochs=training.epochs,
@@ -357,10 +349,3 @@ class Segmentation(SegmentationOptions, Evaluation):
             if i not in self.ignore:
                 table.add_row(f"  {name}", *(f"{score.iou[i]:.2f}" for score in scores))
         return table
-
-
-def _counted(batches: MaskBatches, advance: Callable[[int], None]) -> MaskBatches:
-    """The same batches; each is counted once it was used."""
-    for features, masks in batches:
-        yield features, masks
-        advance(len(masks))

@@ -3,8 +3,13 @@ import math
 import pytest
 import torch
 
-from adasim.eval import knn, knn_accuracy
+from adasim.config import ModelConfig
+from adasim.data import ArrayImages, synthetic
+from adasim.eval import knn, knn_accuracy, online_knn
+from adasim.models import Backbone, EvalTransform, build_backbone
 from adasim.util.errors import UserError
+
+SMALL = EvalTransform.of_size(16, (0.5,), (0.25,))
 
 
 def dino_vote(train, train_labels, test, test_labels, k, temperature=0.07):
@@ -117,3 +122,45 @@ def test_top5_looks_no_further_than_k_classes():
 def test_impossible_votes_are_refused(options, sentence):
     with pytest.raises(UserError, match=sentence):
         knn_accuracy(torch.eye(3), [0, 1, 2], torch.eye(3), [0, 1, 2], **options)
+
+
+# While pretraining runs
+
+
+class Labels(torch.nn.Module):
+    """An encoder that sees nothing but the first pixel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[:, 0, 0, 0], torch.ones(len(x))], dim=1)
+
+
+def test_online_accuracy_is_100_for_features_that_tell_the_class_and_chance_for_labels_at_random() -> None:
+    labels = torch.arange(400) % 4
+    pixels = (labels * 80).byte().view(-1, 1, 1, 1).expand(-1, 1, 16, 16).clone()
+    sighted = Backbone(Labels(), {"dim": 2})
+    assert online_knn(sighted, ArrayImages("told", pixels, labels), SMALL) == 100
+    shuffled = labels[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
+    assert online_knn(sighted, ArrayImages("hidden", pixels, shuffled), SMALL) < 45
+    partly = torch.where(torch.arange(400) < 200, labels, -1)
+    assert online_knn(sighted, ArrayImages("partly", pixels, partly), SMALL) == 100
+    assert math.isnan(online_knn(sighted, ArrayImages("none", pixels, torch.full((400,), -1)), SMALL))
+
+
+def test_online_accuracy_looks_at_no_more_images_than_it_may() -> None:
+    resnet = build_backbone(ModelConfig(name="resnet_tiny"), 16, student=False)
+    images = synthetic(300, 16)
+    seen = []
+    resnet.register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    online_knn(resnet, images, SMALL, max_images=100)
+    assert sum(seen) == 100
+
+
+def test_online_accuracy_is_not_a_number_where_no_class_repeats() -> None:
+    images = synthetic(8, 16)
+    images.labels = torch.arange(8)
+    assert math.isnan(online_knn(Backbone(Labels(), {"dim": 2}), images, SMALL))
+
+
+def test_online_accuracy_without_labels_is_refused() -> None:
+    with pytest.raises(UserError, match="has no labels"):
+        online_knn(Backbone(Labels(), {"dim": 2}), ArrayImages("plain", synthetic(20, 16).images), SMALL)

@@ -5,11 +5,17 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from adasim.config import ViewsConfig
+from adasim.data import BatchedViews, synthetic
 from adasim.eval import LinearResult, linear_probe, linear_probe_stream
-from adasim.eval.linear import StackedHeads, larc_scale
+from adasim.eval.encoder import Encoder
+from adasim.eval.evaluation import Extractor
+from adasim.eval.linear import StackedHeads, augmented_batches, larc_scale
+from adasim.models import Backbone, EvalTransform
 from adasim.util.errors import UserError
 
 CPU = torch.device("cpu")
+SMALL = EvalTransform.of_size(16, (0.5,), (0.25,))
 
 
 def clusters(n, classes, dim, seed, noise=1.0):
@@ -234,3 +240,24 @@ def test_bad_batches_of_a_stream_are_refused(batch, sentence):
 def test_impossible_settings_are_refused(options, sentence):
     with pytest.raises(UserError, match=sentence):
         linear_probe(torch.eye(2), [0, 1], torch.eye(2), [0, 1], **options)
+
+
+class Pixels(torch.nn.Module):
+    """An encoder whose feature is the image."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+
+def test_augmented_batches_are_crops_of_8_to_100_percent_and_flips_with_their_own_labels() -> None:
+    images, ids = synthetic(40, 16), torch.arange(40)
+    pixels = Backbone(Pixels(), {"dim": 768})
+    extractor = Extractor(Encoder("pixels", pixels, SMALL, ""), workers=0, cached=False, seed=3)
+    make = augmented_batches(extractor, images, ids, SMALL, "pooled", batch_size=16)
+    plain = {"color": 0.0, "blur": 0.0, "solarize": 0.0, "mean": SMALL.mean, "std": SMALL.std}
+    views = BatchedViews(ViewsConfig(size=16, scale=(0.08, 1.0), interpolation="bilinear", **plain))  # type: ignore[arg-type]
+    for epoch in (0, 1):
+        made = list(make(epoch))
+        assert len(made) == 2
+        for features, labels in made:
+            assert torch.equal(features, views(images.images[labels], 1, 3, epoch, labels).flatten(1))

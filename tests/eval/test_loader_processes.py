@@ -20,8 +20,8 @@ import adasim.__main__
 from adasim.config import ModelConfig
 from adasim.data import ArrayImages, FolderImages
 from adasim.data.pool import read_batches
-from adasim.eval.dense import PatchFeatures
 from adasim.eval.features import extract
+from adasim.eval.patches import PatchFeatures
 from adasim.models import Backbone, EvalTransform, build_backbone, save_backbone
 
 CLONE_NEWNS = 0x20000  # Linux: a process with mounts of its own

@@ -1,28 +1,61 @@
-"""`adasim eval views`"""
+"""`adasim eval views`: what can be said of an encoder without labels, by retrieval of augmented views and RankMe."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
 from adasim.eval.features import encode, frozen, progress_bar
-from adasim.eval.protocols.unlabelled import near_duplicates, view_retrieval
+from adasim.eval.tensors import check_features
 from adasim.models.transform import EvalTransform
+from adasim.neighbors import search
 from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
 from adasim.util import seeding
-from adasim.util.fields import at_least, between
+from adasim.util.fields import at_least
 from adasim.util.spread import rankme
 
 _RANKED = 25_600  # images that RankMe looks at, as in the paper
-_COMPARED = 20_000  # images among which all pairs are looked at
 _BATCH = 64
+
+
+class Retrieval(NamedTuple):
+    """Percent of the views whose own image is the nearest, or among the five nearest."""
+
+    top1: float
+    top5: float
+
+
+def view_retrieval(views: Any, images: Any, own: Any) -> Retrieval:
+    """Search each view's own image among all images by cosine similarity.
+
+    Args:
+        views: (M, D) features of augmented views.
+        images: (N, D) features of the images.
+        own: (M,) which row of `images` each view is of.
+    """
+    views, images = check_features(views, "views"), check_features(images, "images")
+    nearest = search(normalize(views, dim=1), normalize(images, dim=1), 5)[1]  # (M, 5)
+    hits = nearest == torch.as_tensor(own)[:, None]
+    return Retrieval(*(100 * float(hits[:, :k].any(1).double().mean()) for k in (1, 5)))
+
+
+def mean_similarity(features: Tensor) -> float:
+    """Mean cosine similarity of two different rows of the features (N, D); NaN of a single one.
+
+    The squared length of the sum of N unit vectors is N and twice the sum over all pairs.
+    """
+    n, unit = len(features), normalize(features.double(), dim=1)
+    total = unit.sum(dim=0).square().sum() - unit.square().sum()
+    return float(total) / (n * (n - 1)) if n > 1 else float("nan")
 
 
 @EVALUATIONS.register("views")
@@ -32,25 +65,18 @@ class OwnViews(ViewsOptions, Evaluation):
 
     def run(self, extractor: Extractor) -> Report:
         at_least("queries", self.queries, 1)
-        between("duplicate", self.duplicate, -1, 1)
         images = extractor.open_images(self.data)
-        found = extractor.features(images)
-        order = seeding.permutation(extractor.seed, "views", 0, len(found.ids))
-        views, rows = self._views(extractor, images, found.ids, order)
-        retrieval = view_retrieval(views, found.values, rows)
-        rank = rankme(found.values[order[:_RANKED]])
-        compared = order[:_COMPARED].sort().values
-        alike = near_duplicates(found.values[compared], self.duplicate)
-        width = found.values.shape[1]
+        features = extractor.features(images)
+        count, width = features.values.shape
+        order = seeding.permutation(extractor.seed, "views", 0, count)
+        views, rows = self._views(extractor, images, features.ids, order)
+        retrieval = view_retrieval(views, features.values, rows)
+        rank, similarity = rankme(features.values[order[:_RANKED]]), mean_similarity(features.values)
         table = Table(box=None, padding=(0, 2), show_header=False)
-        among = f"{len(found.ids):,} images"
-        table.add_row(f"own image nearest of {among}", f"{retrieval.top1:.2f} %", style="bold")
+        table.add_row(f"own image nearest of {count:,} images", f"{retrieval.top1:.2f} %", style="bold")
         table.add_row("own image among the five nearest", f"{retrieval.top5:.2f} %")
-        table.add_row(f"RankMe, of {min(width, len(found.ids))} at most", f"{rank:.1f}")
-        table.add_row(
-            f"near duplicates: pairs of similarity {self.duplicate:g} and above", f"{alike.pairs:,}"
-        )
-        table.add_row("mean similarity of two images", f"{alike.mean:.3f}")
+        table.add_row(f"RankMe, of {min(width, count)} at most", f"{rank:.1f}")
+        table.add_row("mean similarity of two images", f"{similarity:.3f}")
         encoder = extractor.encoder
         result = extractor.result(
             "views",
@@ -64,26 +90,19 @@ class OwnViews(ViewsOptions, Evaluation):
                 "top1": retrieval.top1,
                 "top5": retrieval.top5,
                 "rankme": rank,
-                "duplicate_pairs": alike.pairs,
-                "mean_similarity": alike.mean,
+                "mean_similarity": similarity,
             },
             data=images,
             settings={
                 "queries": len(rows),
-                "duplicate": self.duplicate,
                 "size": encoder.transform.size,
                 "seed": extractor.seed,
             },
         )
-        sentences = [
-            f"Nearly alike ({similarity:.4f}): {images.where(int(found.ids[compared[i]]))} and "
-            f"{images.where(int(found.ids[compared[j]]))}"
-            for i, j, similarity in alike.nearest
-        ]
         title = (
             extractor.title("Without labels", unit="") + f": views of {len(rows):,} images of {images.name}"
         )
-        return Report(results=(result,), title=title, table=table, sentences=tuple(sentences))
+        return Report(results=(result,), title=title, table=table)
 
     def _views(
         self, extractor: Extractor, images: ImageSet, ids: Tensor, order: Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -61,23 +61,21 @@ class PatchFeatures:
         self.device, self.seed, self.batch_size = torch.device(device), seed, batch_size
         self._ids, self._transform, self._workers = ids, transform, workers
         array = images.as_array()
-        side = size if array is None else min(size, max(array.shape[-2:]))
-        self._items = _Items(images, size, side, ignore)
+        self._images, self._ignore, self._size = images, ignore, size
+        self._side = size if array is None else min(size, max(array.shape[-2:]))
         self._held: tuple[Tensor, Tensor] | None = None
-        self.dim, self.bytes = self._size_up(len(ids))
+        require_size(self.backbone, size)
+        black = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=self.device)
+        patches = self._patches(transform.normalise(black))
+        self.dim, self.bytes = patches.shape[1], patches.numel() * 4 * len(ids)
 
     def hold(self) -> bool:
         """Make all features now and keep them, if they fit; epochs then differ in their order alone."""
         if self._held is None and self.bytes <= HELD_BYTES:
-            made = []
-            with progress_bar(f"{self._items.images.name}: patch features", len(self._ids)) as advance:
-                for features, masks in self._make(self._ids, None):
-                    made.append((features, masks))
-                    advance(len(masks))
-            self._held = (
-                torch.cat([features for features, _ in made]),
-                torch.cat([masks for _, masks in made]),
-            )
+            with progress_bar(f"{self._images.name}: patch features", len(self._ids)) as advance:
+                made = list(counted(self._make(self._ids, None), advance))
+            features, masks = zip(*made, strict=True)
+            self._held = torch.cat(features), torch.cat(masks)
         return self._held is not None
 
     def shuffled(self, epoch: int) -> MaskBatches:
@@ -96,12 +94,9 @@ class PatchFeatures:
         return zip(features.split(self.batch_size), masks.split(self.batch_size), strict=True)
 
     def _make(self, ids: Tensor, epoch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        items, shapes = (
-            self._items,
-            [(3, self._items.size, self._items.size), (self._items.side, self._items.side)],
-        )
+        shapes = [(3, self._size, self._size), (self._side, self._side)]
         for numbers, (pixels, masks), failed in read_batches(
-            items.load, ids, shapes, self.batch_size, self._workers
+            self._load, ids, shapes, self.batch_size, self._workers
         ):
             for problem in failed.values():
                 raise UserError(f"An image or mask cannot be read: {problem}. Repair or remove it.")
@@ -120,12 +115,24 @@ class PatchFeatures:
             )
             return torch.cat([patches for _, patches in blocks], dim=1).float()
 
-    def _size_up(self, count: int) -> tuple[int, int]:
-        """Width of the features, and the bytes that `count` of them take."""
-        require_size(self.backbone, self._items.size)
-        pixels = torch.zeros(1, 3, self._items.size, self._items.size, dtype=torch.uint8, device=self.device)
-        patches = self._patches(self._transform.normalise(pixels))
-        return patches.shape[1], patches.numel() * 4 * count
+    def _load(self, i: int) -> tuple[Tensor, Tensor]:
+        """Image i and its mask, uint8 (3, size, size) and uint8 (side, side)."""
+        picture = self._images.load(i)
+        mask = require_same_size(picture, self._images.mask(i), self._images.where(i))
+        mask = blank(mask, self._ignore)
+        cubic, nearest = InterpolationMode.BICUBIC, InterpolationMode.NEAREST_EXACT
+        if list(picture.shape[-2:]) != [self._size] * 2:
+            picture = TF.resize(picture, [self._size] * 2, interpolation=cubic, antialias=True)
+        if list(mask.shape) != [self._side] * 2:
+            mask = TF.resize(mask[None], [self._side] * 2, interpolation=nearest)[0]
+        return picture, mask
+
+
+def counted(batches: MaskBatches, advance: Callable[[int], None]) -> MaskBatches:
+    """The same batches; each is counted once it was used."""
+    for features, masks in batches:
+        yield features, masks
+        advance(len(masks))
 
 
 def warp(views: Tensor, masks: Tensor, seed: int, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,21 +155,3 @@ def warp(views: Tensor, masks: Tensor, seed: int, epoch: int, ids: Tensor) -> tu
     shifted = masks[:, None].float() - IGNORE  # outside is 0, and so becomes the ignored id
     moved = F.grid_sample(shifted, mask_grid, mode="nearest", align_corners=False)[:, 0] + IGNORE
     return views, moved.round().to(masks.dtype)
-
-
-class _Items:
-    """Images and their masks, uint8 (3, size, size) and uint8 (side, side)."""
-
-    def __init__(self, images: ImageSet, size: int, side: int, ignore: Sequence[int]) -> None:
-        self.images, self.size, self.side, self.ignore = images, size, side, ignore
-
-    def load(self, i: int) -> tuple[Tensor, Tensor]:
-        picture = self.images.load(i)
-        mask = require_same_size(picture, self.images.mask(i), self.images.where(i))
-        mask = blank(mask, self.ignore)
-        cubic, nearest = InterpolationMode.BICUBIC, InterpolationMode.NEAREST_EXACT
-        if list(picture.shape[-2:]) != [self.size] * 2:
-            picture = TF.resize(picture, [self.size] * 2, interpolation=cubic, antialias=True)
-        if list(mask.shape) != [self.side] * 2:
-            mask = TF.resize(mask[None], [self.side] * 2, interpolation=nearest)[0]
-        return picture, mask
