@@ -6,8 +6,10 @@ sends them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,10 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from adasim.config import ViewsConfig
-from adasim.data.images import ImageSet
+from adasim.data.images import ImageSet, Unreadable
 from adasim.data.pool import TASK, Failed, WorkerPool, batches_ahead, carve, task_rows, wait_for
-from adasim.data.quarantine import first_readable
 from adasim.data.views import CropDraws, ViewSettings, crop_image, crop_reduced, reduction, view_uniforms
+from adasim.util import seeding
+from adasim.util.errors import UserError
+
+_TRIES = 100
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,29 @@ class Task:
 def _unpack(epoch: int, ids: bytes, partners: bytes, views: tuple[int, ...]) -> Task:
     first, second = (torch.frombuffer(bytearray(b), dtype=torch.int64) for b in (ids, partners))
     return Task(epoch, first, second, views)
+
+
+def first_readable(
+    images: ImageSet, i: int, seed: int, load: Callable[[int], Loaded]
+) -> tuple[Loaded, dict[int, str]]:
+    """What `load` gives for image i or for the one that stands in for it; and {id: where and why} of those that could
+    not be read.
+
+    The stand-in depends on the seed and on i alone, whoever reads it and whenever: the same for any number of
+    workers, for a query and for a partner, before and after a resume.
+    """
+    failed: dict[int, str] = {}
+    wanted = i
+    for attempt in range(_TRIES):
+        try:
+            return load(wanted), failed
+        except Unreadable as error:
+            failed[wanted] = str(error)
+            wanted = seeding.key(seed, "stand-in", i, attempt) % len(images)
+    raise UserError(
+        f"{_TRIES} images of {images.name} in a row cannot be read, the first being {failed[i]}. "
+        f"Check the folder and its file system."
+    )
 
 
 class CropWorker:

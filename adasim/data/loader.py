@@ -11,7 +11,8 @@ processes to 8-bit pixels. Everything after the crop happens in whole batches on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -19,9 +20,9 @@ from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data.augment import BatchedViews
-from adasim.data.crop_worker import CropSource, Cut, Task
+from adasim.data.crop_worker import CropSource, Cut, Task, first_readable
 from adasim.data.images import ImageSet
-from adasim.data.quarantine import Quarantine, into_memory, read
+from adasim.data.pool import Failed
 from adasim.util import seeding
 from adasim.util.errors import UserError
 
@@ -70,8 +71,6 @@ class PairLoader:
                 f"batch_size={batch_size} is more than the {len(images)} images of {images.name}. "
                 f"Lower --batch-size."
             )
-        if batch_size % world:
-            raise UserError(f"batch_size={batch_size} cannot be divided by {world} processes.")
         self.images = images
         self.batch_size = batch_size
         self.steps_per_epoch = len(images) // batch_size
@@ -81,22 +80,25 @@ class PairLoader:
         self._device = torch.device(device)
         self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._views = BatchedViews(views)
-        self._quarantine = Quarantine(len(images), max_unreadable)
-        self._array = _array(images, views, seed, workers, self._quarantine)
+        self.quarantined: Failed = {}
+        """{id: where and why} of the images that could not be read so far."""
+        self._max_unreadable = max_unreadable
+        array = self._into_memory() if views.in_memory else None
+        self._array = None if array is None else array.to(self._device)
         self._crops: CropSource | None = None
-        if self._array is not None:
-            self._array = self._array.to(self._device)
-        else:
+        if array is None:
             self._crops = CropSource(images, views, seed, workers, batch_size // world, self._device)
 
-    @property
-    def quarantined(self) -> dict[int, str]:
-        """{id: where and why} of the images found unreadable so far."""
-        return self._quarantine.found
-
-    def quarantine(self, found: dict[int, str]) -> None:
-        """Take note of images that another process could not read; raises a `UserError` if they are too many."""
-        self._quarantine.add(found)
+    def quarantine(self, failed: Failed) -> None:
+        """Take note of images that could not be read; raises a `UserError` if they are too many."""
+        self.quarantined.update(failed)
+        if len(self.quarantined) > self._max_unreadable * len(self.images):
+            first = "; ".join(self.quarantined[i] for i in sorted(self.quarantined)[:3])
+            raise UserError(
+                f"{len(self.quarantined)} of {len(self.images)} images cannot be read, more than "
+                f"data.max_unreadable={self._max_unreadable:g} allows: {first}. Repair or remove them, or raise "
+                f"--data.max-unreadable."
+            )
 
     @property
     def in_memory(self) -> bool:
@@ -158,13 +160,21 @@ class PairLoader:
         for task, views in made:
             yield Batch(task.ids.to(self._device), task.partners.to(self._device), views)
 
-    def fetch(self, epoch: int, ids: Tensor, partners: Tensor) -> _Ready | _Fetched:
+    def fetch(self, epoch: int, ids: Tensor, partners: Tensor) -> Callable[[], Tensor]:
         """View 2 of these queries and partners, made in the background, ahead of all else: the pixels `epoch` would
-        give. `result()` waits for them."""
+        give. The call that is returned waits for them."""
         task = Task(epoch, ids.cpu(), partners.cpu(), (2,))
         if self._crops is None:
-            return _Ready(self._from_memory(task)[0])
-        return _Fetched(self, self._crops.cut(task, urgent=True))
+            [view] = self._from_memory(task)
+            return lambda: view
+        cut = self._crops.cut(task, urgent=True)
+
+        def wait() -> Tensor:
+            self.quarantine(cut.wait())
+            cut.send()
+            return self._finish(cut)[0]
+
+        return wait
 
     def close(self) -> None:
         """End the worker processes."""
@@ -192,7 +202,7 @@ class PairLoader:
                     cutting.append(self._crops.cut(task))
                 due = cutting.popleft() if cutting else None
                 if due is not None:
-                    self._quarantine.add(due.wait())
+                    self.quarantine(due.wait())
                     due.send()
                 if self._device.type != "cpu":
                     due, ahead = ahead, due
@@ -211,35 +221,35 @@ class PairLoader:
         cut.release()
         return views
 
-
-class _Ready(NamedTuple):
-    view: Tensor
-
-    def result(self) -> Tensor:
-        return self.view
-
-
-class _Fetched(NamedTuple):
-    loader: PairLoader
-    cut: Cut
-
-    def result(self) -> Tensor:
-        self.loader._quarantine.add(self.cut.wait())
-        self.cut.send()
-        return self.loader._finish(self.cut)[0]
+    def _into_memory(self) -> Tensor | None:
+        """The images, if they are few, small and of one size, else None."""
+        images = self.images
+        array = images.as_array()
+        first = first_readable(images, 0, self._seed, images.load)[0] if array is None else array[0]
+        if max(first.shape[-2:]) > _IN_MEMORY_SIDE or len(images) * first.numel() > _IN_MEMORY_BYTES:
+            return None
+        if array is None:
+            array, failed = _read_all(images, self._seed, self.workers)
+            self.quarantine(failed)
+        return array
 
 
-def _array(
-    images: ImageSet, views: ViewsConfig, seed: int, threads: int, quarantine: Quarantine
-) -> Tensor | None:
-    """The images in memory, if they are to be, else None: they are large, many, or of several sizes."""
-    if not views.in_memory:
-        return None
-    array = images.as_array()
-    C, H, W = (read(images, 0, seed)[0] if array is None else array[0]).shape
-    if max(H, W) > _IN_MEMORY_SIDE or len(images) * C * H * W > _IN_MEMORY_BYTES:
-        return None
-    if array is None:
-        array, failed = into_memory(images, seed, threads)
-        quarantine.add(failed)
-    return array
+def _read_all(images: ImageSet, seed: int, threads: int) -> tuple[Tensor | None, Failed]:
+    """All images as uint8 (N, 3, H, W), or None if sizes differ; and what could not be read."""
+    first, failed = first_readable(images, 0, seed, images.load)
+    array = torch.empty(len(images), *first.shape, dtype=torch.uint8)
+
+    def fill(i: int) -> Failed | None:
+        pixels, missing = first_readable(images, i, seed, images.load)
+        if pixels.shape != first.shape:
+            return None
+        array[i] = pixels
+        return missing
+
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        for missing in pool.map(fill, range(len(images)), chunksize=256):
+            if missing is None:
+                pool.shutdown(cancel_futures=True)
+                return None, {}
+            failed.update(missing)
+    return array, failed

@@ -170,7 +170,7 @@ class Training:
         local = [EncodedView(in_layout(view)) for view in batch.views[1:]]
         for view in (first, *local):
             method.predict(view)
-        second = method.encode(in_layout(self.wait(pending.result)))
+        second = method.encode(in_layout(self.wait(pending)))
         method.predict(second)
         step = method.loss([first, second, *local], epoch)  # loss
         return step, batch._replace(partners=partners.to(batch.ids.device))

@@ -17,7 +17,7 @@ from helpers import until
 from PIL import Image
 from torch import Tensor
 
-from adasim.config import Config, DataConfig, ViewsConfig
+from adasim.config import DataConfig, ViewsConfig
 from adasim.data import ArrayImages, FolderImages, ImageSet, PairLoader, pool, worker_count
 from adasim.data.crop_worker import CropWorker, Task
 from adasim.data.pool import TASK, LostWorkerError
@@ -109,10 +109,10 @@ def test_a_partner_is_fetched_by_a_worker_ahead_of_batches_in_flight() -> None:
     ids = torch.arange(160)
     ahead = [loader._crops.cut(Task(0, ids, ids, (1,))) for _ in range(2)]  # 1.6 s of work
     fetched = loader.fetch(0, ids[:32], ids[:32] + 100)
-    assert fetched.result().shape == (32, 3, 16, 16)
+    assert fetched().shape == (32, 3, 16, 16)
     assert sum(future.done() for cut in ahead for future in cut._made) < 10  # of 20
     whole = next(iter(loader.epoch(0, ids.new_full((320,), 7))))
-    late = loader.fetch(0, whole.ids, whole.partners).result()
+    late = loader.fetch(0, whole.ids, whole.partners)()
     assert torch.equal(late, whole.views[1])
     loader.close()
 
@@ -124,7 +124,7 @@ def test_a_worker_lost_while_partners_are_fetched_is_told_of() -> None:
     fetched = loader.fetch(0, ids, ids)
     os.kill(loader.pids[0], signal.SIGKILL)
     with pytest.raises(LostWorkerError, match="SIGKILL"):
-        fetched.result()
+        fetched()
     with pytest.raises(LostWorkerError):
         loader.fetch(0, ids, ids)
     loader.close()
@@ -206,7 +206,7 @@ def test_a_device_gets_the_same_views_one_batch_ahead(count: int) -> None:
             assert sent[-1].dtype == torch.uint8
             assert ours.views[0].device.type == "cuda"
             assert all(torch.equal(a.cpu(), b) for a, b in zip(ours.views, theirs.views, strict=True))
-            fetched = loader.fetch(1, ours.ids, ours.partners).result()
+            fetched = loader.fetch(1, ours.ids, ours.partners)()
             assert torch.equal(fetched.cpu(), theirs.views[1])
             sent.pop()
         loader.close()
@@ -267,17 +267,6 @@ def test_only_jpegs_are_reduced_and_only_if_asked(tmp_path: Path) -> None:
     part = images.load(1)[None, :, top : top + height, left : left + width]
     whole = torch.nn.functional.interpolate(part, size=(32, 32), mode="bicubic", antialias=True)
     assert torch.equal(crop, whole)
-
-
-def test_a_run_of_an_older_version_keeps_its_full_size_jpegs() -> None:
-    old = Config().to_dict()
-    del old["views"]["in_memory"], old["views"]["reduced_jpeg"]
-    for engine, in_memory in (("auto", True), ("batch", True), ("image", False)):
-        old["views"]["engine"] = engine
-        config = Config.from_dict(old)
-        assert config.views.in_memory == in_memory
-        assert not config.views.reduced_jpeg
-        assert Config.from_dict(config.to_dict()) == config
 
 
 # How many

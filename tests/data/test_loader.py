@@ -9,8 +9,8 @@ from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, synthetic
+from adasim.data.crop_worker import first_readable
 from adasim.data.pool import LostWorkerError
-from adasim.data.quarantine import read
 from adasim.data.views import UNIFORMS, CropDraws, crop_image
 from adasim.util import seeding
 from adasim.util.errors import UserError
@@ -113,13 +113,13 @@ def test_fetching_partners_late_gives_the_pixels_of_the_whole_batch(either: Pair
     for late, full in zip(either.epoch(1, None), whole, strict=True):
         assert torch.equal(late.views[0], full.views[0])
         assert torch.equal(late.views[1], full.views[2])  # the local crop
-        assert torch.equal(either.fetch(1, full.ids, full.partners).result(), full.views[1])
+        assert torch.equal(either.fetch(1, full.ids, full.partners)(), full.views[1])
 
 
 def test_fetching_in_several_threads_gives_the_same_pixels(folder: Folder) -> None:
     images = FolderImages(folder(12))
     ids, partners = torch.arange(5), torch.arange(5) + 6
-    alone, together = (open_loader(images, workers=w).fetch(0, ids, partners).result() for w in (0, 3))
+    alone, together = (open_loader(images, workers=w).fetch(0, ids, partners)() for w in (0, 3))
     assert torch.equal(alone, together)
 
 
@@ -144,7 +144,7 @@ def test_an_unreadable_image_is_replaced_by_a_rule_and_quarantined(tmp_path: Pat
         (tmp_path / f"{i:02d}.png").write_bytes(b"")
     expected = seeding.key(3, "stand-in", 7, 1) % 12
     assert expected not in broken
-    pixels, failed = read(images, 7, 3)
+    pixels, failed = first_readable(images, 7, 3, images.load)
     assert torch.equal(pixels, images.load(expected))
     assert set(failed) == broken
 
@@ -152,7 +152,9 @@ def test_an_unreadable_image_is_replaced_by_a_rule_and_quarantined(tmp_path: Pat
     loader = open_loader(images, config)
     partners = torch.full((12,), 7)  # drawn as a partner by everyone
     batch = next(iter(loader.epoch(0, partners)))
-    repaired = ArrayImages("repaired", torch.stack([read(images, i, 3)[0] for i in range(12)]))
+    repaired = ArrayImages(
+        "repaired", torch.stack([first_readable(images, i, 3, images.load)[0] for i in range(12)])
+    )
     assert torch.equal(batch.views[1], next(iter(open_loader(repaired, config).epoch(0, partners))).views[1])
     assert broken <= set(loader.quarantined)
     assert str(tmp_path / "07.png") in loader.quarantined[7]
