@@ -179,7 +179,7 @@ def test_a_recipe_is_planned_on_its_images_and_this_machine(
 
 def test_the_forecast_counts_the_cache_that_there_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 and a copy in int8 on a CPU, float16 alone on an accelerator."""
-    monkeypatch.setattr("adasim.tools.plan._INT8_FROM", 1)
+    monkeypatch.setattr("adasim.tools.plan.INT8_FROM", 1)
     monkeypatch.setattr("adasim.tools.forecast.scaled", lambda count, unit: str(int(count)))
     images, config = open_images("synthetic:64"), get_recipe("desk-resnet")
 

@@ -62,14 +62,10 @@ def support_of_memory(
 ) -> Support:
     """p_win over the window's lists, by default over their union (the paper's printed form), the `width` best of each
     image."""
-    before, memory.support = memory.support, form
-    try:
-        parts = [
-            _at_most(width, *memory.distribution(ids, tau))
-            for ids in torch.arange(memory.num_images).split(_CHUNK)
-        ]
-    finally:
-        memory.support = before
+    parts = [
+        _at_most(width, *memory.distribution(ids, tau, form))
+        for ids in torch.arange(memory.num_images).split(_CHUNK)
+    ]
     return _stacked(parts)
 
 

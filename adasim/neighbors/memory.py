@@ -1,4 +1,4 @@
-"""NeighborMemory: the feature cache, the history of top-K lists, and the partners drawn from them.
+"""NeighborMemory: the feature cache, the top-K lists of the last w epochs, and the partners drawn from them.
 
 memory = NeighborMemory(num_images, dim, window=10, k=3)
 for epoch in range(epochs):
@@ -7,14 +7,17 @@ for epoch in range(epochs):
         ...                                                   # views of ids and of partners[ids], a step
         memory.observe(ids, features_of_view_1)
     memory.end_epoch()
+
+`window` has the arithmetic of p_win, `search` the exact search.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from operator import index
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -22,18 +25,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adasim.dist.devices import to_device
-from adasim.neighbors.arguments import Ids, checked_ids
 from adasim.neighbors.arithmetic import exact_device
-from adasim.neighbors.history import ListHistory
 from adasim.neighbors.means import MeanFeatures
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
-from adasim.neighbors.window import on_grid
+from adasim.neighbors.window import CHUNK, Ranker, on_grid, softmax_of_sums
+from adasim.util.seeding import uniform
 
-_INT8_FROM = 1 << 24  # elements of the cache from which an int8 copy pays
+Ids: TypeAlias = "Tensor | np.ndarray | Sequence[int]"
+"""Image ids: one row of whole numbers of any type."""
+SupportKind: TypeAlias = Literal["topk", "union"]
+
+INT8_FROM = 1 << 24  # elements of the cache from which an int8 copy pays
 
 
-class NeighborMemory(ListHistory):
+class NeighborMemory:
     """One feature per image, and each image's nearest neighbours over the last epochs.
 
     Args:
@@ -47,8 +53,7 @@ class NeighborMemory(ListHistory):
             "current", it includes the current epoch (the paper's Algorithm 1), so an image's partner can be
             drawn once it has been observed.
         dtype: of the cache; by default fp16 on an accelerator and fp32 on a CPU.
-        device: of the cache; a device without fp64 (Apple's mps) leaves it on the CPU. The history stays in
-            main memory.
+        device: of the cache; a device without fp64 (Apple's mps) leaves it on the CPU. The lists stay in main memory.
         rows: the images whose features and lists are held here, all by default; `ShardedMemory` gives each
             process its own. Neighbours are then found, and partners drawn, among and for these alone.
         mean_decay: keep a running mean of each image's features too, with this decay per epoch (`MeanFeatures`).
@@ -71,7 +76,7 @@ class NeighborMemory(ListHistory):
         window: int,
         k: int,
         *,
-        support: Literal["topk", "union"] = "topk",
+        support: SupportKind = "topk",
         timing: Literal["previous", "current"] = "previous",
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
@@ -79,33 +84,50 @@ class NeighborMemory(ListHistory):
         mean_decay: float | None = None,
         lists: bool = True,
     ) -> None:
-        dim = index(dim)
-        if dim < 1:
-            raise ValueError(f"dim={dim} must be at least 1")
+        num_images, dim, window, k = map(index, (num_images, dim, window, k))
+        if not 1 <= num_images < 2**31:
+            raise ValueError(
+                f"num_images={num_images} must be at least 1 and below 2^31: ids are kept as int32"
+            )
+        if dim < 1 or window < 1:
+            raise ValueError(f"dim={dim} and window={window} must be at least 1")
+        if not 1 <= k <= num_images:
+            raise ValueError(f"k={k} must be between 1 and the number of images, {num_images}")
         if not lists and k != 1:
             raise ValueError(f"k={k} must be 1 in a memory without lists")
-        super().__init__(num_images, window, k, support=support, timing=timing, rows=rows)
-        self.dim, self.lists = dim, lists
+        if support not in ("topk", "union") or timing not in ("previous", "current"):
+            raise ValueError(f"unknown support={support!r} or timing={timing!r}")
+        self.num_images, self.dim, self.window, self.k = num_images, dim, window, k
+        self.support, self.timing, self.lists = support, timing, lists
+        self.rows = rows = range(num_images) if rows is None else rows
         device = exact_device(device)
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
-        self.cache = torch.zeros(len(self.rows), dim, dtype=dtype, device=device)
+        self.cache = torch.zeros(len(rows), dim, dtype=dtype, device=device)
         self.means: MeanFeatures | None = None
         if mean_decay is not None:
-            self.means = MeanFeatures(self.num_images, self.rows, dim, mean_decay, device)
+            self.means = MeanFeatures(num_images, rows, dim, mean_decay, device)
+        # The lists of finished epochs: a ring over epochs, one row per image so that drawing reads memory in order.
+        # -1 is an empty place. fp32: 16 bits cannot tell similarities near 1 apart.
+        self.history_ids = torch.full((len(rows), window, k), -1, dtype=torch.int32)
+        self.history_similarities = torch.zeros(len(rows), window, k)
+        # Those of the epoch in progress.
+        self.current_ids = torch.full((len(rows), k), -1, dtype=torch.int32)
+        self.current_similarities = torch.zeros(len(rows), k)
+        self.epochs = 0  # finished ones
+        self._observing = False
         self._quantized: QuantizedRows | None = None
 
     def __repr__(self) -> str:
         cache = f"{str(self.cache.dtype).removeprefix('torch.')} cache on {self.cache.device}"
-        held = (
-            "" if len(self.rows) == self.num_images else f", images {self.rows.start} to {self.rows.stop - 1}"
-        )
+        part = len(self.rows) < self.num_images
+        held = f", images {self.rows.start} to {self.rows.stop - 1}" if part else ""
         return (
             f"{type(self).__name__}(num_images={self.num_images}, dim={self.dim}, window={self.window}, "
             f"k={self.k}: {self.epochs} epochs finished, {cache}{held})"
         )
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the cache to a device (the CPU, if that has no fp64); the history stays in main memory."""
+        """Move the cache to a device (the CPU, if that has no fp64); the lists stay in main memory."""
         self.cache = self.cache.to(exact_device(device))
         if self.means is not None:
             self.means.values = self.means.values.to(self.cache.device)
@@ -128,12 +150,9 @@ class NeighborMemory(ListHistory):
                 finite is skipped: it changes neither cache nor lists.
 
         Returns:
-            similarities (B, K) fp32 and neighbours (B, K) int64, best first.
+            Similarities and neighbours, (B, K) each, best first; -inf and -1 for a row that was skipped.
         """
-        ids, queries = self._prepare(ids, features)
-        similarities, neighbours = self._lookup(queries) if self.lists else itself(ids, queries)
-        self._write(ids, queries, similarities, neighbours)
-        return similarities, neighbours
+        return self._observe(*self._prepare(ids, features))
 
     def end_epoch(self) -> None:
         """Let this epoch's lists join the window, and its features the means, if they are kept.
@@ -141,26 +160,171 @@ class NeighborMemory(ListHistory):
         An image that was not observed adds an empty list.
 
         Raises:
-            RuntimeError: nothing was observed since the last call.
+            RuntimeError: nothing was observed since the last call. The window would lose an epoch for nothing.
         """
-        if self.means is not None and self._observing:
+        if not self._observing:
+            raise RuntimeError(
+                f"end_epoch() without observe(): nothing was observed since epoch {self.epochs} began. "
+                f"Call end_epoch once, after all batches of an epoch."
+            )
+        if self.means is not None:
             self.means.update(self.cache, self.current_ids[:, 0] >= 0)
-        super().end_epoch()
+        slot = self.epochs % self.window
+        self.history_ids[:, slot] = self.current_ids
+        self.history_similarities[:, slot] = self.current_similarities
+        self.current_ids.fill_(-1)
+        self.current_similarities.zero_()
+        self.epochs += 1
+        self._observing = False
         self._refresh_int8()
+
+    # ---- p_win and the draw ----
+
+    def distribution(self, ids: Ids, tau: float, support: SupportKind | None = None) -> tuple[Tensor, Tensor]:
+        """p_win of each image: neighbour ids (B, S) int64 and probabilities (B, S) fp64, best first.
+
+        Padding is -1 and 0. tau=0 puts all probability on the image itself.
+
+        Args:
+            support: the memory's own by default. S is K with "topk", with "union" the largest union of the batch.
+        """
+        _check_tau(tau)
+        if support not in (None, "topk", "union"):
+            raise ValueError(f"unknown support={support!r}")
+        ids = checked_ids(ids, self.num_images).cpu()
+        if tau == 0:
+            return ids[:, None], torch.ones(len(ids), 1, dtype=torch.float64)
+        return self._p_win(self._places(ids), tau, support)
+
+    def draw_partners(self, epoch: int, tau: float, seed: int, ids: Ids | None = None) -> Tensor:
+        """One partner id per image, int64: j* ~ p_win if the image's best match is itself (the gate), else the image.
+
+        The identity while fewer than w epochs are finished, and for tau=0. A pure function of the lists and
+        of (seed, epoch, id): drawing for a few `ids` gives what drawing for all would.
+
+        Args:
+            epoch: the epoch that is about to begin (or is in progress), counted from 0: `memory.epochs`.
+            tau: temperature of p_win; the paper uses 0.2.
+            seed: random seed.
+            ids: the images to draw for; all by default.
+        """
+        _check_tau(tau)
+        if index(epoch) != self.epochs:
+            raise ValueError(
+                f"epoch={epoch}, but this memory has finished {self.epochs} epochs: epochs count from 0, each ends "
+                f"with end_epoch(), and a loop that is resumed loads the memory's state, too"
+            )
+        partners = self._ids_or_all(ids).clone()
+        if tau == 0 or self.epochs < self.window:
+            return partners
+        u = uniform(seed, "partner", epoch, partners)  # (N, 1)
+        for start in range(0, len(partners), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            own = partners[chunk]
+            neighbours, p = self._p_win(chunk if ids is None else self._places(own), tau)
+            gate = neighbours[:, 0] == own
+            at = (p.cumsum(1) <= u[chunk]).sum(1).clamp_(max=p.shape[1] - 1)
+            drawn = neighbours.gather(1, at[:, None])[:, 0]
+            partners[chunk] = torch.where(gate & (drawn >= 0), drawn, own)
+        return partners
+
+    def nearest_other(self, ids: Ids | None = None) -> Tensor:
+        """The best match other than the image itself in the newest list (+NN); itself if there is none."""
+        ids = self._ids_or_all(ids)
+        if self.epochs == 0:
+            return ids.clone()
+        places = self._places(ids)
+        if self.timing == "current" and self._observing:
+            newest = self.current_ids[places].long()  # (B, K), best first
+        else:
+            newest = self.history_ids[places, (self.epochs - 1) % self.window].long()
+        return _first_other(newest, ids, ids)
+
+    def best_other(self, partners: Tensor) -> Tensor:
+        """The candidate with the largest p_win other than `partners`, for each image held here; -1 if there is none.
+
+        With the partners j* of the epoch this is the paper's second neighbour. tau does not change who is best.
+        """
+        best = torch.full_like(partners, -1)
+        for start in range(0, len(partners), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            best[chunk] = _first_other(self._ranked(chunk)[0], partners[chunk], best[chunk])
+        return best
 
     # ---- state ----
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors that share memory with this object."""
         means = {} if self.means is None else {"means": self.means.values}
-        return means | {"cache": self.cache} | super().state_dict()
+        return means | {
+            "cache": self.cache,
+            "current_ids": self.current_ids,
+            "current_similarities": self.current_similarities,
+            "history_ids": self.history_ids,
+            "history_similarities": self.history_similarities,
+            "epochs": torch.tensor(self.epochs),
+            "observing": torch.tensor(self._observing),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over a state of the same shape; raises ValueError naming the first difference."""
+        for name, tensor in self.state_dict().items():
+            shape = tuple(state[name].shape) if name in state else "nothing"
+            if shape != tensor.shape:
+                raise ValueError(f"memory state {name}: expected {tuple(tensor.shape)}, got {shape}")
+        self.load_parts([(self.rows.start, state)])
 
     def load_parts(self, parts: Iterable[tuple[int, dict[str, Tensor]]]) -> None:
-        """As `ListHistory.load_parts`; cache and means are part of the states, too."""
-        super().load_parts(parts)
+        """Take over the states of memories that held other ranges of rows, as another number of processes does.
+
+        Args:
+            parts: the first image of each state, and the state; one at a time is looked at. What they hold of
+                this memory's rows is copied, the rest ignored; a tensor they do not name stays as it is.
+
+        Raises:
+            ValueError: a tensor has another shape, or a row of this memory is in none of the parts.
+        """
+        covered = torch.zeros(len(self.rows), dtype=torch.bool)
+        mine = self.state_dict()
+        for first, state in parts:
+            for name in mine.keys() & state.keys():
+                if mine[name].ndim == 0:
+                    mine[name].copy_(state[name])
+                else:
+                    covered[self._copy_rows(mine[name], first, state[name], name)] = True
+        if not covered.all():
+            raise ValueError(f"no part of the state holds image {self.rows[int((~covered).int().argmax())]}")
+        self.epochs = int(mine["epochs"])
+        self._observing = bool(mine["observing"])
         self._refresh_int8()
 
-    # ---- parts ----
+    def epoch_lists(self, epoch: int) -> dict[str, Tensor]:
+        """The lists of one finished epoch of the window, as `load_epoch_lists` takes them."""
+        slot = epoch % self.window
+        return {
+            "ids": self.history_ids[:, slot].contiguous(),
+            "similarities": self.history_similarities[:, slot].contiguous(),
+        }
+
+    def load_epoch_lists(self, epoch: int, lists: dict[str, Tensor], first: int = 0) -> None:
+        """Put one epoch's lists back; `first` is the image of their first row."""
+        slot = epoch % self.window
+        self._copy_rows(self.history_ids[:, slot], first, lists["ids"], "ids")
+        self._copy_rows(self.history_similarities[:, slot], first, lists["similarities"], "similarities")
+
+    def _copy_rows(self, mine: Tensor, first: int, theirs: Tensor, name: str) -> slice:
+        """Copy the images that both tensors hold; returns where they stand in mine."""
+        if theirs.shape[1:] != mine.shape[1:]:
+            raise ValueError(
+                f"memory state {name}: expected rows of {tuple(mine.shape[1:])}, got {tuple(theirs.shape[1:])}"
+            )
+        start = max(self.rows.start, first)
+        stop = max(start, min(self.rows.stop, first + len(theirs)))
+        place = slice(start - self.rows.start, stop - self.rows.start)
+        mine[place] = theirs[start - first : stop - first]
+        return place
+
+    # ---- parts of an observation ----
 
     def _prepare(self, ids: Ids, features: Tensor) -> tuple[Tensor, Tensor]:
         """Ids, and unit-norm queries on the grid, fp32; a row that is not finite becomes NaN throughout."""
@@ -169,17 +333,23 @@ class NeighborMemory(ListHistory):
         if features.shape != (len(ids), self.dim):
             raise ValueError(f"features must be ({len(ids)}, {self.dim}), got {tuple(features.shape)}")
         features = features.detach().to(self.cache.device, torch.float32)
-        # Nearly always no row is to be skipped.
         if features.device.type == "cpu" and math.isfinite(features.sum()):
-            # As F.normalize does it.
-            norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_(min=1e-12)
-            return ids, on_grid(features / norms)
+            return ids, on_grid(F.normalize(features, dim=1))  # nobody is to be skipped, as nearly always
         valid = torch.isfinite(features).all(1, keepdim=True)
         queries = F.normalize(torch.where(valid, features, 0.0), dim=1)
         return ids, torch.where(valid, on_grid(queries), torch.nan)
 
+    def _observe(self, ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Look the queries up, then keep them and their lists, of images held here."""
+        if self.lists:
+            similarities, neighbours = self._lookup(queries)
+        else:  # lists that hold the image alone
+            similarities, neighbours = torch.ones_like(queries[:, :1]), ids[:, None].to(queries.device)
+        self._write(ids, queries, similarities, neighbours)
+        return similarities, neighbours
+
     def _lookup(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Similarities and image ids of the K best rows held here; a NaN query finds nothing."""
+        """Similarities and image ids of the K best rows; a NaN query finds nothing."""
         similarities, places = search(
             queries, self.cache, self.k, quantized=self._quantized, row_norm=1 + 1e-3
         )
@@ -187,13 +357,15 @@ class NeighborMemory(ListHistory):
         return similarities, torch.where(places >= 0, places + first, -1) if first else places
 
     def _write(self, ids: Tensor, queries: Tensor, similarities: Tensor, neighbours: Tensor) -> None:
-        """Keep features and lists of the images held here."""
         skipped = torch.isnan(queries[:, 0])
         # The lists are kept in main memory: what decides who is written goes there with them, in one transfer.
         ids, skipped, similarities, neighbours = _on_cpu(ids, skipped, similarities, neighbours)
         batch = self._to_write(ids, skipped)
         places = self._places(ids[batch])
-        self._keep_lists(places, neighbours[batch], similarities[batch])
+        self.current_ids[places] = neighbours[batch].int()
+        # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
+        self.current_similarities[places] = on_grid(similarities[batch].clamp(-1, 1))
+        self._observing = True
         if isinstance(batch, slice):
             places = to_device(places, self.cache.device)
         else:
@@ -205,19 +377,17 @@ class NeighborMemory(ListHistory):
 
     def _to_write(self, ids: Tensor, skipped: Tensor) -> slice | Tensor:
         """Which of a batch to keep: finite ones of images held here; of one that stands twice, the last."""
-        if len(ids):
-            ascending = np.sort(ids.numpy())
-            held = ascending[0] >= self.rows.start and ascending[-1] < self.rows.stop
-            distinct = not (ascending[1:] == ascending[:-1]).any()
-            if held and distinct and not skipped.any():
-                return slice(None)  # all, as nearly always where there is one process
-        kept = (ids >= self.rows.start) & (ids < self.rows.stop) & ~skipped
-        batch = kept.nonzero()[:, 0]
-        return batch[_last_occurrence(ids[batch])]
+        order = np.argsort(ids.numpy(), kind="stable")
+        ordered = ids.numpy()[order]
+        keep = ~skipped.numpy()[order] & (ordered >= self.rows.start) & (ordered < self.rows.stop)
+        order, ordered = order[keep], ordered[keep]
+        last = np.append(ordered[1:] != ordered[:-1], True)[: len(order)]
+        kept = order[last]
+        return slice(None) if len(kept) == len(ids) else torch.from_numpy(kept)  # nearly always all of it
 
     def _refresh_int8(self) -> None:
         """Give a CPU's search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""
-        few = self.cache.numel() < _INT8_FROM or self.epochs == 0
+        few = self.cache.numel() < INT8_FROM or self.epochs == 0
         if self.cache.device.type != "cpu" or few or not self.lists:
             return
         if self._quantized is None:
@@ -225,10 +395,68 @@ class NeighborMemory(ListHistory):
         else:
             self._quantized.refresh(self.cache)
 
+    # ---- parts of the draw ----
 
-def itself(ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Lists that hold the image alone."""
-    return torch.ones(len(ids), 1, device=queries.device), ids[:, None].to(queries.device)
+    def _ids_or_all(self, ids: Ids | None) -> Tensor:
+        if ids is None:
+            return torch.arange(self.rows.start, self.rows.stop)
+        return checked_ids(ids, self.num_images).cpu()
+
+    def _places(self, ids: Tensor) -> Tensor:
+        """Where the images' rows stand in the tensors of this memory."""
+        return ids - self.rows.start if self.rows.start else ids
+
+    def _p_win(
+        self, places: slice | Tensor, tau: float, support: SupportKind | None = None
+    ) -> tuple[Tensor, Tensor]:
+        neighbours, sums = self._ranked(places, support)
+        return neighbours, softmax_of_sums(neighbours, sums, self.window, tau)
+
+    def _ranked(self, places: slice | Tensor, support: SupportKind | None = None) -> tuple[Tensor, Tensor]:
+        """Candidates and their sums over the window of these places; a slice is read without a copy."""
+        lists, similarities = self.history_ids[places], self.history_similarities[places]
+        if self.timing == "current" and self._observing:  # the oldest epoch makes room for this one
+            lists, similarities = lists.clone(), similarities.clone()
+            slot = self.epochs % self.window
+            lists[:, slot] = self.current_ids[places]
+            similarities[:, slot] = self.current_similarities[places]
+        k = self.k if (support or self.support) == "topk" else None
+        return self._ranker.ranked_sums(lists.flatten(1), similarities.flatten(1), k)
+
+    @cached_property
+    def _ranker(self) -> Ranker:
+        return Ranker(self.window, self.k)
+
+
+def checked_ids(ids: Ids, num_images: int) -> Tensor:
+    """Image ids as int64 (B,), on the device they came on.
+
+    >>> checked_ids([2, 0], num_images=3)
+    tensor([2, 0])
+    """
+    ids = torch.as_tensor(ids)
+    if ids.ndim == 1 and len(ids) == 0:  # torch takes an empty list for floats
+        return ids.long()
+    if ids.ndim != 1 or ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        what = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
+        raise ValueError(f"ids must be one row of whole numbers, got {what}")
+    ids = ids.long()
+    low, high = torch.stack(ids.aminmax()).tolist()  # one answer to wait for, where ids are on a device
+    if low < 0 or high >= num_images:
+        raise ValueError(f"ids must lie between 0 and {num_images - 1}, got {low if low < 0 else high}")
+    return ids
+
+
+def _check_tau(tau: float) -> None:
+    if not tau >= 0:
+        raise ValueError(f"tau={tau} must be 0 (standard pairs) or above; the paper uses 0.2")
+
+
+def _first_other(lists: Tensor, own: Tensor, instead: Tensor) -> Tensor:
+    """The first of each list (B, S) that is neither `own` (B,) nor padding; if there is none, `instead`."""
+    other = (lists != own[:, None]) & (lists >= 0)
+    first = lists.gather(1, other.int().argmax(1, keepdim=True))[:, 0]
+    return torch.where(other.any(1), first, instead)
 
 
 def _on_cpu(ids: Tensor, skipped: Tensor, similarities: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
@@ -243,12 +471,3 @@ def _on_cpu(ids: Tensor, skipped: Tensor, similarities: Tensor, neighbours: Tens
     ids = ids if ids.device.type == "cpu" else words[:, -1].long()
     similarities = words[:, 1 : k + 1].contiguous().view(torch.float32)
     return ids, words[:, 0].bool(), similarities, words[:, k + 1 : 2 * k + 1].long()
-
-
-def _last_occurrence(ids: Tensor) -> Tensor:
-    """Positions of each distinct id's last place."""
-    order = ids.argsort(stable=True)
-    ordered = ids[order]
-    last = torch.ones_like(ordered, dtype=torch.bool)
-    last[:-1] = ordered[1:] != ordered[:-1]
-    return order[last]

@@ -24,8 +24,7 @@ from torch.distributed import ProcessGroup
 
 from adasim.dist.collectives import Exchange
 from adasim.dist.devices import to_device
-from adasim.neighbors.arguments import Ids, check_tau, checked_ids
-from adasim.neighbors.memory import NeighborMemory, itself
+from adasim.neighbors.memory import Ids, NeighborMemory, SupportKind, checked_ids
 from adasim.neighbors.search import merge
 
 
@@ -77,7 +76,7 @@ class ShardedMemory(NeighborMemory):
         """
         ids, queries = self._prepare(ids, features)
         if self.exchange.world == 1:
-            return lambda: self._finish(ids, queries)
+            return lambda: self._observe(ids, queries)
         sent = to_device(ids, queries.device, torch.int32)
         words = torch.cat([sent[:, None], queries.view(torch.int32)], 1)
         counts = self.exchange.counts(len(ids))
@@ -85,24 +84,15 @@ class ShardedMemory(NeighborMemory):
 
         def finish() -> tuple[Tensor, Tensor]:
             everyone = arrive().to(self.cache.device)
-            similarities, neighbours = self._finish(
-                everyone[:, 0].long(), everyone[:, 1:].view(torch.float32)
-            )
+            lists = self._observe(everyone[:, 0].long(), everyone[:, 1:].view(torch.float32))
             own = slice(self.exchange.rank * max(counts), self.exchange.rank * max(counts) + len(ids))
-            return similarities[own], neighbours[own]
+            return lists[0][own], lists[1][own]
 
         return finish
 
-    @torch.no_grad()
-    def _finish(self, ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Look all queries up and write; the lists of all of them."""
-        similarities, neighbours = self._lookup_everywhere(queries) if self.lists else itself(ids, queries)
-        self._write(ids, queries, similarities, neighbours)
-        return similarities, neighbours
-
-    def _lookup_everywhere(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+    def _lookup(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Similarities and image ids of the K best rows of all ranks."""
-        similarities, neighbours = self._lookup(queries)  # of the rows held here
+        similarities, neighbours = super()._lookup(queries)  # of the rows held here
         if self.exchange.world == 1:
             return similarities, neighbours
         lists = torch.stack([similarities.view(torch.int32), neighbours.int()], 1)  # (B, 2, K)
@@ -113,16 +103,13 @@ class ShardedMemory(NeighborMemory):
         lists = lists.to(self.cache.device)
         return lists[:, 0].view(torch.float32), lists[:, 1].long()
 
-    def distribution(self, ids: Ids, tau: float) -> tuple[Tensor, Tensor]:
+    def distribution(self, ids: Ids, tau: float, support: SupportKind | None = None) -> tuple[Tensor, Tensor]:
         """p_win of each image, from its owner; S is the widest of all ranks' batches."""
-        check_tau(tau)  # on every rank, also on those that hold none of the images
         if self.exchange.world == 1 or tau == 0:
-            return super().distribution(ids, tau)
+            return super().distribution(ids, tau, support)
         everyone, own = self._everyones(ids)
         held = self._held_here(everyone)
-        neighbours, p = torch.empty(0, 0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.float64)
-        if held.any():
-            neighbours, p = super().distribution(everyone[held], tau)
+        neighbours, p = super().distribution(everyone[held], tau, support)
         width = max(self.exchange.counts(neighbours.shape[1]))
         # Each row has one owner: among the others' -1 and 0 the maximum is the owner's number, unchanged.
         all_neighbours = torch.full((len(everyone), width), -1, dtype=torch.int32)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+CHUNK = 512  # images whose windows are ranked at once
 UNIT = 2.0**-24  # of the integer sums: fp32's spacing below 1, where similarities of neighbours lie
 _SPARE = 6  # candidates beyond the K best that are compared exactly
 
@@ -27,13 +28,13 @@ def on_grid(x: Tensor) -> Tensor:
 
 
 class Ranker:
-    """Ranks the windows of up to `rows` images at a time, in buffers that are made once.
+    """Ranks the windows of images, CHUNK at a time, in buffers that are made once.
 
     Fresh memory for every chunk would cost more than the arithmetic.
     """
 
-    def __init__(self, rows: int, window: int, k: int) -> None:
-        width = window * k
+    def __init__(self, window: int, k: int) -> None:
+        rows, width = CHUNK, window * k
         self.columns = torch.arange(width, dtype=torch.int32)
         self.keys, self.units, self.ordered = (torch.empty(rows, width, dtype=torch.int32) for _ in range(3))
         # A sum of w similarities of up to 2^24 units; from w = 128 on it does not fit into 32 bits.
@@ -56,6 +57,16 @@ class Ranker:
             neighbours (C, S) int64, padded with -1, and sums (C, S) int64 in units of 2^-24, padded with 0.
         """
         C, M = ids.shape
+        if C > CHUNK:
+            pairs = zip(ids.split(CHUNK), similarities.split(CHUNK), strict=True)
+            parts = [self.ranked_sums(*pair, k) for pair in pairs]
+            width = max(neighbours.shape[1] for neighbours, _ in parts)
+            neighbours = [F.pad(found, (0, width - found.shape[1]), value=-1) for found, _ in parts]
+            return torch.cat(neighbours), torch.cat(
+                [F.pad(sums, (0, width - sums.shape[1])) for _, sums in parts]
+            )
+        if C == 0:
+            return torch.empty(0, k or M, dtype=torch.long), torch.empty(0, k or M, dtype=torch.long)
         units, ordered, running = self.units[:C], self.ordered[:C], self.running[:C]
         ids, position = self._sort_ids(ids)
         units.copy_(torch.mul(similarities, 1 / UNIT, out=self.floats[:C]))

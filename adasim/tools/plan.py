@@ -22,7 +22,7 @@ from adasim.config import Config, ModelConfig, ViewsConfig
 from adasim.dist.processes import Distributed
 from adasim.models import build_backbone
 from adasim.models.backbone import VITS
-from adasim.neighbors.memory import _INT8_FROM
+from adasim.neighbors.memory import INT8_FROM
 from adasim.neighbors.search_gpu import buffer_bytes
 from adasim.options import PlanArguments
 from adasim.train.budget import Footprint
@@ -73,7 +73,7 @@ class Plan:
     @property
     def int8_bytes(self) -> int:
         """Codes, and two fp32 bounds per row; small caches have no copy, nor have caches on an accelerator."""
-        return self.rows * (self.dim + 8) if self.rows * self.dim >= _INT8_FROM else 0
+        return self.rows * (self.dim + 8) if self.rows * self.dim >= INT8_FROM else 0
 
     @property
     def search_bytes(self) -> int:

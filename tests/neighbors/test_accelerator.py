@@ -197,7 +197,7 @@ def live(memory: NeighborMemory, device: str) -> list[Tensor]:
 def test_a_memory_on_a_device_says_what_a_cpus_says(
     kind: type[NeighborMemory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_module, "_INT8_FROM", 1)
+    monkeypatch.setattr(memory_module, "INT8_FROM", 1)
     options: Any = {"num_images": 203, "dim": 20, "window": 2, "k": 4, "dtype": torch.float16}
     expected = live(kind(**options), "cpu")
     with Accelerator() as gpu:

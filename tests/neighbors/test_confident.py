@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 from adasim.config import Config, NeighborsConfig
 from adasim.neighbors import Confident, ConfidentSettings, MeanFeatures, NeighborMemory, PairContext
 from adasim.neighbors import means as means_module
-from adasim.neighbors.confident import surest
+from adasim.neighbors.pairs import confident_partners
 from adasim.util.errors import UserError
 
 
@@ -134,7 +134,7 @@ def test_an_image_without_a_match_has_no_partner_and_lowers_no_threshold() -> No
     others = torch.tensor([[1, 2], [0, 2], [0, 1], [3, 3]])
     similarities = torch.tensor([[0.9, 0.2], [0.9, 0.1], [0.8, 0.7], [-torch.inf, -torch.inf]])
     for u in (0.0, 0.6, 0.99):
-        partners = surest(others, similarities, 1.0, torch.full((4,), u))
+        partners = confident_partners(others, similarities, 1.0, torch.full((4,), u))
         assert partners.tolist() == [1, 0, 0, 3]  # 0.8 is the least of the nearest, and no second reaches it
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import adasim
 from adasim.neighbors import NeighborMemory
-from adasim.neighbors.arguments import Ids
+from adasim.neighbors.memory import Ids
 from adasim.neighbors.window import Ranker, on_grid
 from adasim.util.seeding import uniform
 
@@ -221,6 +221,21 @@ def test_tau_zero_means_standard_pairs() -> None:
         memory.distribution(torch.tensor([4]), -1)
 
 
+def test_a_memory_of_either_support_is_asked_for_the_other() -> None:
+    torch.manual_seed(6)
+    topk, union = (NeighborMemory(30, 4, window=3, k=2, support=kind) for kind in ("topk", "union"))  # type: ignore[arg-type]
+    for _ in range(3):
+        features = torch.randn(30, 4)
+        for memory in (topk, union):
+            memory.observe(torch.arange(30), features)
+            memory.end_epoch()
+    for asked, expected in ((topk, union), (union, topk)):
+        lists = asked.distribution(torch.arange(30), 0.2, support=expected.support)
+        assert all(map(torch.equal, lists, expected.distribution(torch.arange(30), 0.2)))
+    with pytest.raises(ValueError, match="support='best'"):
+        topk.distribution([0], 0.2, support="best")  # type: ignore[arg-type]
+
+
 def test_a_long_list_of_ids_is_ranked_in_chunks() -> None:
     torch.manual_seed(6)
     memory = NeighborMemory(700, 4, window=2, k=3, support="union")
@@ -241,9 +256,9 @@ def test_ids_too_large_for_packed_sorting_give_the_same_ranking() -> None:
     torch.manual_seed(7)
     lists = torch.randint(-1, 6, (40, 12), dtype=torch.int32)
     similarities = on_grid(torch.rand(40, 12))
-    small = Ranker(40, 3, 4).ranked_sums(lists, similarities, 4)
+    small = Ranker(3, 4).ranked_sums(lists, similarities, 4)
     far = torch.where(lists >= 0, lists + 2**30, -1)
-    large = Ranker(40, 3, 4).ranked_sums(far, similarities, 4)
+    large = Ranker(3, 4).ranked_sums(far, similarities, 4)
     assert torch.equal(torch.where(large[0] >= 0, large[0] - 2**30, -1), small[0])
     assert torch.equal(large[1], small[1])
 
@@ -342,20 +357,20 @@ def test_an_int8_copy_changes_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adasim.neighbors.quantized.int8_is_faster", lambda device, dim: True)
     torch.manual_seed(4)
     plain = NeighborMemory(3000, 16, window=2, k=4)
-    monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 0)
+    monkeypatch.setattr("adasim.neighbors.memory.INT8_FROM", 0)
     fast = NeighborMemory(3000, 16, window=2, k=4)
     base = torch.randn(3000, 16)
     for _ in range(3):
         for ids in torch.arange(3000).split(700):
             features = base[ids] + 0.3 * torch.randn(len(ids), 16)
-            monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 1 << 40)
+            monkeypatch.setattr("adasim.neighbors.memory.INT8_FROM", 1 << 40)
             expected = plain.observe(ids, features)
-            monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 0)
+            monkeypatch.setattr("adasim.neighbors.memory.INT8_FROM", 0)
             found = fast.observe(ids, features)
             assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-        monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 1 << 40)
+        monkeypatch.setattr("adasim.neighbors.memory.INT8_FROM", 1 << 40)
         plain.end_epoch()
-        monkeypatch.setattr("adasim.neighbors.memory._INT8_FROM", 0)
+        monkeypatch.setattr("adasim.neighbors.memory.INT8_FROM", 0)
         fast.end_epoch()
     assert plain._quantized is None
     assert fast._quantized is not None
@@ -391,7 +406,7 @@ def test_windows_of_any_length_are_summed_exactly(window: int, k: int, high: boo
     similarities = on_grid(1 - similarities * 1e-4 if high else 2 * similarities - 1)
     similarities[lists == n] = 1.0
     ids = lists.view(3, window * k).int()
-    neighbours, sums = Ranker(3, window, k).ranked_sums(ids, similarities.view(3, window * k), None)
+    neighbours, sums = Ranker(window, k).ranked_sums(ids, similarities.view(3, window * k), None)
     for row in range(3):
         expected: dict[int, int] = {}
         for j, x in zip(ids[row].tolist(), similarities.view(3, -1)[row].tolist(), strict=True):
@@ -409,22 +424,12 @@ def test_the_best_are_ranked_by_all_bits_of_their_sums(seed: int, width: int, sp
     units = 2**24 - torch.randint(spread + 1, (4, width), generator=generator)
     ids = torch.stack([torch.randperm(width, generator=generator) for _ in range(4)]).int()
     similarities = units.float() * 2.0**-24
-    neighbours, sums = Ranker(4, width, 1).ranked_sums(ids, similarities, 3)
+    neighbours, sums = Ranker(width, 1).ranked_sums(ids, similarities, 3)
     for row in range(4):
         entries = zip(ids[row].tolist(), units[row].tolist(), strict=True)
         expected = sorted(entries, key=lambda item: (-item[1], item[0]))[:3]
         found = list(zip(neighbours[row].tolist(), sums[row].tolist(), strict=True))
         assert found[: len(expected)] == expected
-
-
-def test_16_bit_lists_of_an_older_version_are_refused() -> None:
-    memory = NeighborMemory(3, 2, window=1, k=1)
-    state = dict(memory.state_dict(), history_similarities=memory.history_similarities.half())
-    with pytest.raises(ValueError, match=r"history_similarities is torch\.float16, as adasim 0\.1"):
-        memory.load_state_dict(state)
-    lists = memory.epoch_lists(0)
-    with pytest.raises(ValueError, match=r"epoch 4 are torch\.float16"):
-        memory.load_epoch_lists(4, dict(lists, similarities=lists["similarities"].half()))
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
     notes: dict[str, Any] = {"whole": [], "section": [], "held": [], "states": []}
     quantized_module.int8_is_faster = lambda device, dim: True  # type: ignore[assignment]
     for number, case in enumerate(CASES):
-        memory_module._INT8_FROM = 0 if case.int8 else 1 << 40
+        memory_module.INT8_FROM = 0 if case.int8 else 1 << 40
         memory = case.make(ShardedMemory)
         notes["whole"].append(live(memory, case, 0, 1000, rank, world))
         notes["held"].append((memory.rows, memory.cache.shape[0], memory.history_ids.shape[0]))
