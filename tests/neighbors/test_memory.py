@@ -223,7 +223,7 @@ def test_tau_zero_means_standard_pairs() -> None:
 
 def test_a_memory_of_either_support_is_asked_for_the_other() -> None:
     torch.manual_seed(6)
-    topk, union = (NeighborMemory(30, 4, window=3, k=2, support=kind) for kind in ("topk", "union"))  # type: ignore[arg-type]
+    topk, union = (NeighborMemory(30, 4, window=3, k=2, support=kind) for kind in ("topk", "union"))
     for _ in range(3):
         features = torch.randn(30, 4)
         for memory in (topk, union):
