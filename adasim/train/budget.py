@@ -101,7 +101,7 @@ def _count(settings: str, channels: int) -> Footprint:
     # close to CUDA's.
     with FakeTensorMode(allow_non_fake_inputs=True), without_others():
         method.to_empty(device="cpu")
-        few, more = (_kept_bytes(method, config, images, channels) for images in (_FEW, _MORE))
+        few, more = (_saved_bytes(method, config, images, channels) for images in (_FEW, _MORE))
     per_image = (more - few) // (_MORE - _FEW)
     flops = counter.get_total_flops() // _FEW
     return Footprint(flops, learned, weights, per_image, few - _FEW * per_image)
@@ -113,21 +113,21 @@ def _views(config: Config, images: int, channels: int) -> list[Tensor]:
     return [torch.empty(images, channels, size, size) for size in sizes]
 
 
-def _kept_bytes(method: nn.Module, config: Config, images: int, channels: int) -> int:
+def _saved_bytes(method: nn.Module, config: Config, images: int, channels: int) -> int:
     """What autograd keeps of one forward pass: each storage once, the weights' own left out."""
-    kept: dict[int, tuple[int, object]] = {}  # a storage is held on to, lest its address be used again
+    saved: dict[int, tuple[int, object]] = {}  # a storage is held on to, lest its address be used again
     weights = {x.untyped_storage()._cdata for x in [*method.parameters(), *method.buffers()]}
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
         if storage._cdata not in weights:
-            kept[storage._cdata] = storage.nbytes(), storage
+            saved[storage._cdata] = storage.nbytes(), storage
         return x
 
     mixed = torch.autocast("cpu", torch.bfloat16, enabled=config.precision in ("bf16", "fp16"))
     with mixed, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         method(_views(config, images, channels), 0)
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in saved.values())
 
 
 def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tuple[int, str | None]:
@@ -184,8 +184,8 @@ def out_of_memory_in_words(config: Config, state: TrainState) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one; a CPU's allocator has no class of its own
-        told = str(error)
-        if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in told):
+        reason = str(error)
+        if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in reason):
             raise
         images = state.part.images
         smaller = [n for n in divisors(images) if n <= images // 2]
@@ -195,7 +195,7 @@ def out_of_memory_in_words(config: Config, state: TrainState) -> Iterator[None]:
         elif smaller and has_batch_norm(config):
             way_out += " (its batch norms then see fewer images at a time) or a smaller --batch-size"
         raise UserError(
-            f"Out of memory in a step of {images} images at once ({told.splitlines()[0][:150]}). Use {way_out}."
+            f"Out of memory in a step of {images} images at once ({reason.splitlines()[0][:150]}). Use {way_out}."
         ) from error
 
 
@@ -209,8 +209,8 @@ def free_bytes(device: torch.device) -> float:
     """What this process may still take: of the device's memory, or of its part of the machine's; inf if unknown."""
     if device.type == "cuda":
         # What torch holds and does not use is this process's to take, too.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + kept)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + unused)
     if device.type != "cpu":
         return float("inf")
     try:
@@ -320,12 +320,12 @@ def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) ->
     )
     there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
     size, _, free = shutil.disk_usage(there)
-    told = size > 0  # some network and FUSE mounts do not say
+    known = size > 0  # some network and FUSE mounts do not say
     # What an earlier process of the run has written does not count twice; nor does a run that is to be overwritten.
     written = sum(map(_size, path.rglob("*")))
     with ranks.raise_on_all():
         # This run's own checkpoints make no room: they are deleted after the next one is written.
-        if ranks.is_main and told and one > free + (0 if state.step else written):
+        if ranks.is_main and known and one > free + (0 if state.step else written):
             otherwise = ", then resume" if state.step else ", or choose another --out"
             raise UserError(
                 f"Only {scaled(free, 'B')} are free in {there}, and one checkpoint takes {scaled(one, 'B')}: nothing "
@@ -333,7 +333,7 @@ def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) ->
             )
     # One more checkpoint while a save is under way.
     needed = total + one - written
-    return sentence if needed <= free or not told else f"{sentence} Only {scaled(free, 'B')} are free there."
+    return sentence if needed <= free or not known else f"{sentence} Only {scaled(free, 'B')} are free there."
 
 
 def _size(file: Path) -> int:

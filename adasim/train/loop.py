@@ -216,8 +216,8 @@ class Training:
         """Let every rank know of the images that any could not read; together they may be too many."""
         everyones = self.ranks.gather(self.loader.quarantined)
         with self.ranks.raise_on_all():
-            for found in everyones:
-                self.loader.quarantine(found)
+            for unreadable in everyones:
+                self.loader.quarantine(unreadable)
         self.unreadable = len(self.loader.quarantined)
 
     def list_unreadable(self) -> None:
@@ -276,8 +276,8 @@ class Training:
         with self.store.saving("the encoder"):
             whole = file.is_file() and file.read_bytes() == backbone_bytes(*self.encoder())
             if self.ranks.is_main and not whole:
-                was = "damaged, or of an earlier version" if file.exists() else "missing"
+                problem = "damaged, or of an earlier version" if file.exists() else "missing"
                 save_backbone(file, *self.encoder())
                 self.report.say(
-                    f"{file} was {was}: it is written again, from the checkpoint of step {self.state.step}."
+                    f"{file} was {problem}: it is written again, from the checkpoint of step {self.state.step}."
                 )

@@ -132,8 +132,7 @@ class TrainState:
         self.recent.extend(
             features.to(device) for _, features in sorted(checkpoint.tensors("recent").items())
         )
-        # Micro-batches that were chosen by memory stay as large as they were, so as to reach the same bits. Earlier
-        # checkpoints have a number also where nothing was split: a rank's whole share.
+        # Micro-batches that were chosen by memory stay as large as they were, so as to reach the same bits.
         share = len(self.recent[-1]) if self.recent else 0  # of the ranks that saved
         size = info.get("micro_batch", share)
         if self.settings["micro_batch"] != "auto":

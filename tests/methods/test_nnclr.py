@@ -76,13 +76,6 @@ def test_a_batch_larger_than_the_queue_leaves_its_last_embeddings():
     assert method.queue.tolist() == [[0.0, 1.0]]
 
 
-def test_the_queue_is_part_of_the_state():
-    method, twin = nnclr(), nnclr()
-    twin.queue.zero_()
-    twin.load_state_dict(method.state_dict())
-    assert torch.equal(twin.queue, method.queue)
-
-
 def test_gradient_reaches_the_encoder_through_predictions_alone():
     method = nnclr(proj_dim=16, queue_size=8)
     pair = [torch.randn(6, 1, 32, 32) for _ in range(2)]

@@ -1,7 +1,6 @@
 """What a run says about its data, what it keeps of them, and which data it goes on with."""
 
 import csv
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -135,24 +134,6 @@ def test_a_run_that_lost_its_listing_goes_on_with_what_data_json_has(
     assert "Modification times could not be compared" in capsys.readouterr().out
     (photos / "class0/04.bmp").rename(photos / "class1/04.bmp")
     with pytest.raises(UserError, match="names, sizes or contents differ"):
-        pretrain(config, run, resume=True)
-
-
-def test_a_run_of_version_0_2_goes_on_or_says_what_is_other(
-    small: Small, tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, run = small(epochs=2, data__source=str(photos)), tmp_path / "run"
-    pretrain(config, run)
-    files = sorted(photos.rglob("*.bmp"))
-    facts = json.loads((run / "data.json").read_text())
-    facts["listing"] = [f"{path.relative_to(photos)} {path.stat().st_size}" for path in files]
-    facts["times"] = [path.stat().st_mtime_ns for path in files]
-    (run / "data.json").write_text(json.dumps(facts))
-    (run / "listing.npz").unlink()
-    pretrain(config, run, resume=True)
-    assert "names, sizes and modification times of all 48 files agree" in capsys.readouterr().out
-    files[3].unlink()
-    with pytest.raises(UserError, match=f"of 48 entries, 1 removed .class0/{files[3].name}"):
         pretrain(config, run, resume=True)
 
 

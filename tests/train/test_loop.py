@@ -20,7 +20,7 @@ from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import Batch, BatchedViews, PairLoader, open_images
 from adasim.methods import Dino, Step
-from adasim.neighbors import ConfidentSettings, NeighborMemory, Oracle
+from adasim.neighbors import ConfidentSettings, Oracle
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import NonFiniteLossError, Training
@@ -39,10 +39,15 @@ class Pairs(NamedTuple):
 
 
 class Recorder(list[Pairs]):
-    """Every step's queries and partners: `pretrain(..., on_step=pairs.add)`."""
+    """Every step's queries and partners, every epoch's lists: `pretrain(..., on_step=pairs.add)`."""
+
+    def __init__(self) -> None:
+        self.lists: dict[int, list[list[int]]] = {}
 
     def add(self, state: TrainState, batch: Batch, loss: float) -> None:
         self.append(Pairs(state.epoch, batch.ids, batch.partners))
+        if state.memory is not None:
+            self.lists[state.epoch] = state.memory.current_ids.tolist()
 
 
 @pytest.fixture
@@ -111,20 +116,12 @@ def test_tau_0_trains_bit_identically_to_standard_pairs(
 
 
 def test_nearest_pairs_take_the_best_other_image_of_the_epoch_before(
-    tmp_path: Path, small: Small, pairs: Recorder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: Small, pairs: Recorder
 ) -> None:
-    lists: list[list[list[int]]] = []
-    end_epoch = NeighborMemory.end_epoch
-
-    def recorded(self: NeighborMemory) -> None:
-        lists.append(self.current_ids.tolist())
-        end_epoch(self)
-
-    monkeypatch.setattr(NeighborMemory, "end_epoch", recorded)
     pretrain(small(pairs="nearest"), tmp_path / "run", on_step=pairs.add)
     for epoch, ids, partners in pairs:
         for i, partner in zip(ids.tolist(), partners.tolist(), strict=True):
-            expected = i if epoch == 0 else next(j for j in lists[epoch - 1][i] if j != i)
+            expected = i if epoch == 0 else next(j for j in pairs.lists[epoch - 1][i] if j != i)
             assert partner == expected
 
 
@@ -254,13 +251,7 @@ def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
         return observe_async(ids, features)
 
     monkeypatch.setattr(memory, "observe_async", checked_observe)
-    count = TrainState.count
-
-    def recorded_count(self: TrainState, loss: float, partners_changed: int) -> None:
-        before.update({name: value.clone() for name, value in method.teacher.state_dict().items()})
-        count(self, loss, partners_changed)
-
-    monkeypatch.setattr(TrainState, "count", recorded_count)
+    training.on_step = lambda *_: before.update(copy.deepcopy(method.teacher.state_dict()))
     training.run()
     assert checked == 6
 
@@ -296,23 +287,15 @@ def test_metrics_hold_each_step_once_and_each_epoch_in_words(
 
 
 def test_the_second_neighbours_class_is_measured_on_this_epochs_lists(
-    tmp_path: Path, small: Small, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: Small, metrics: Metrics, pairs: Recorder
 ) -> None:
-    lists: list[Tensor] = []
-    end_epoch = NeighborMemory.end_epoch
-
-    def recorded(self: NeighborMemory) -> None:
-        lists.append(self.current_ids.clone())
-        end_epoch(self)
-
-    monkeypatch.setattr(NeighborMemory, "end_epoch", recorded)
     config = small(batch_size=20)  # 8 images are left over in each epoch: they have no list
-    pretrain(config, tmp_path / "run")
+    pretrain(config, tmp_path / "run", on_step=pairs.add)
     labels = open_images(config.data.source, size=16).labels
     assert labels is not None
     for line in metrics(tmp_path / "run"):
         if "epoch_loss" in line:
-            rows = [(i, row) for i, row in enumerate(lists[line["epoch"]].tolist()) if row[0] >= 0]
+            rows = [(i, row) for i, row in enumerate(pairs.lists[line["epoch"]]) if row[0] >= 0]
             assert len(rows) == 40
             for rank in (0, 1):
                 own = np.mean([row[rank] == i for i, row in rows])
