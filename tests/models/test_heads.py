@@ -69,14 +69,8 @@ def test_norm_last_layer_freezes_the_gain_alone():
 
 def test_projector_and_predictor_are_simsiams():
     projector, predictor = Projector(20, 12), Predictor(12, 3)
-    kinds = [type(m).__name__ for m in projector]
-    assert kinds == [
-        "Linear",
-        "BatchNorm1d",
-        "ReLU",
-        "Linear",
-        "BatchNorm1d",
-        "ReLU",
+    assert [type(m).__name__ for m in projector] == [
+        *("Linear", "BatchNorm1d", "ReLU") * 2,
         "Linear",
         "BatchNorm1d",
     ]

@@ -154,32 +154,19 @@ def test_the_newest_are_kept_in_order_of_steps(tmp_path: Path) -> None:
     assert_is(store, 10_000_000_000)
 
 
-def test_retention_never_deletes_the_last_valid_one_under_newer_invalid_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damaged", "left"), [((1, 2, 3), (1, 2, 3)), ((3,), (1, 2)), ((2, 3), (1,)), ((), (2, 3))]
+)
+def test_retention_never_deletes_the_last_valid_one_under_newer_invalid_ones(
+    tmp_path: Path, damaged: tuple[int, ...], left: tuple[int, ...]
+) -> None:
+    """Invalid ones do not count among those that are kept, and without a valid one all stay."""
     store = CheckpointStore(tmp_path, 3)
-    paths = [save(store, step) for step in (1, 2, 3)]
-    for path in paths[1:]:
-        flip(path / "student.safetensors")
-    again = CheckpointStore(tmp_path, 1)
-    again._retain()
-    assert names(tmp_path / "checkpoints") == ["step-000000001"]
-    assert_is(again, 1)
-
-
-def test_retention_without_a_valid_checkpoint_touches_nothing(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, 2)
-    for step in (1, 2):
-        flip(save(store, step) / "teacher.safetensors")
-    before = names(tmp_path / "checkpoints")
-    CheckpointStore(tmp_path, 1)._retain()
-    assert names(tmp_path / "checkpoints") == before
-
-
-def test_invalid_ones_do_not_count_among_the_kept(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, 3)
-    paths = [save(store, step) for step in (1, 2, 3)]
-    flip(paths[2] / "student.safetensors")
-    save(CheckpointStore(tmp_path, 2), 4)
-    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000004"]
+    paths = {step: save(store, step) for step in (1, 2, 3)}
+    for step in damaged:
+        flip(paths[step] / "student.safetensors")
+    CheckpointStore(tmp_path, 2)._retain()
+    assert names(tmp_path / "checkpoints") == [paths[step].name for step in left]
 
 
 def test_history_is_written_once_however_often_an_epoch_ends_and_again_if_damaged(tmp_path: Path) -> None:
@@ -336,17 +323,9 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "pickle as manifest": put(MANIFEST, pickle.dumps(Bomb())),
     "pickle vouched for": forge(pickle.dumps(Bomb())),
     "header longer than the file": forge(header(b"{}", 2**63)),
-    "header just too long": forge(header(b"{}", 3)),
     "header that is not JSON": forge(header(b"\xff" * 16)),
     "header with offsets beyond the file": forge(
         header(b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}') + b"\0" * 8
-    ),
-    "header with overlapping tensors": forge(
-        header(
-            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
-            b'"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}'
-        )
-        + b"\0" * 12
     ),
     "header with a shape that overflows": forge(
         header(b'{"w":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}')

@@ -204,14 +204,8 @@ def test_only_the_first_rank_logs(
         monkeypatch.setenv(name, value)
     client = mlflow.MlflowClient()
     (only,) = client.search_runs([client.get_experiment_by_name("adasim").experiment_id])
-    assert sorted(point.step for point in client.get_metric_history(only.info.run_id, "loss")) == [
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-    ]
+    steps = sorted(point.step for point in client.get_metric_history(only.info.run_id, "loss"))
+    assert steps == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
