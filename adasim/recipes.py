@@ -7,7 +7,6 @@ the AdaSim paper's appendix and, where it defers to them, from DINO's and SimSia
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from adasim.config import (
     ViewsConfig,
 )
 from adasim.registry import METHODS
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, suggest
 
 if TYPE_CHECKING:  # imports torch, and a list of recipes must not wait for it
     from adasim.models import Weights
@@ -314,6 +313,5 @@ def get_recipe(name: str) -> Config:
                 f"{shlex.quote(name)}"
             )
         names = ["photos", *RECIPES]  # the first is the command line's, which looks at the images
-        nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names
-        raise UserError(f"Unknown recipe {name!r}. The nearest names are {', '.join(nearest)}.")
+        raise UserError(f"Unknown recipe {name!r}. {suggest(name, names)}")
     return RECIPES[name]()

@@ -11,7 +11,6 @@ enough. See docs/extending.md.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -30,7 +29,7 @@ from adasim.settings import (
     NnclrSettings,
     SimSiamSettings,
 )
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, suggest
 
 T = TypeVar("T")
 
@@ -69,7 +68,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self:
             raise UserError(
-                f"Unknown {self.kind} {name!r}. {nearest(name, self.names())} One from a file of your own needs "
+                f"Unknown {self.kind} {name!r}. {suggest(name, self.names())} One from a file of your own needs "
                 f"--plugin FILE."
             )
         if name not in self._things:
@@ -143,12 +142,6 @@ def is_path(source: str) -> bool:
     if kind in SOURCES:
         return False
     return not colon or os.path.exists(source) or re.fullmatch(r"[A-Za-z][\w-]+", kind) is None
-
-
-def nearest(name: str, known: Any) -> str:
-    """A sentence that names what somebody may have meant."""
-    found = difflib.get_close_matches(str(name), [str(k) for k in known], n=3, cutoff=0.4) or list(known)
-    return f"The nearest names are {', '.join(found)}." if len(found) > 1 else f"Did you mean {found[0]!r}?"
 
 
 def load_plugin(path: str | Path) -> None:

@@ -42,7 +42,7 @@ REFUSED = {
     "plan demo --data nowhere": "No such folder: nowhere",
     "plan demo --model.init no/where": "No backbone at no/where",
     "plan --imagse 5": "Did you mean --images?",
-    "eval nkn {run}": "Unknown evaluation 'nkn'. Did you mean 'knn'?",
+    "eval nkn {run}": "Unknown evaluation 'nkn'. Did you mean knn?",
     "eval table nowhere": "No such file: nowhere",
     "eval knn {run} --kk 5": "There is no option --kk.",
     "eval knn no/where": "No backbone at no/where",

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from adasim.cli.options import MODEL, Command, Model, check_file, check_images, check_model, read_options
 from adasim.options import with_options
-from adasim.registry import EVALUATIONS, nearest
+from adasim.registry import EVALUATIONS
 from adasim.util import terminal
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, suggest
 
 TABLE = "table"
 """The one command here that measures nothing."""
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     if name == TABLE:
         return show_table(read_options(TableArguments, rest, f"eval {TABLE}"), console)
     if name not in EVALUATIONS:
-        known = nearest(name, [*EVALUATIONS.names(), TABLE])
+        known = suggest(name, [*EVALUATIONS.names(), TABLE])
         raise UserError(
             f"Unknown evaluation {name!r}. {known} One from a file of your own needs --plugin FILE."
         )

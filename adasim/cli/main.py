@@ -18,7 +18,6 @@ Bad input gets one sentence and exit code 2. What a signal stopped ends with 128
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import signal
@@ -32,7 +31,7 @@ from rich.text import Text
 
 from adasim.cli.options import load_plugins
 from adasim.util import terminal
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, closest
 from adasim.util.interrupts import Stopped, is_first
 from adasim.util.limits import refused_by_system, require_enough
 
@@ -111,8 +110,7 @@ def run(arguments: Sequence[str]) -> None:
         return print(f"adasim {__version__}")
     if arguments[0] not in COMMANDS:
         known = {**{name: name for name in COMMANDS}, "photos": "pretrain photos", "knn": "eval knn"}
-        near = difflib.get_close_matches(arguments[0], known, n=1)
-        guess = f" Did you mean adasim {known[near[0]]}?" if near else ""
+        guess = "".join(f" Did you mean adasim {known[near]}?" for near in closest(arguments[0], known))
         raise UserError(f"Unknown command {arguments[0]!r}.{guess} The commands are {', '.join(COMMANDS)}.")
     require_enough()
     module, _ = COMMANDS[arguments[0]]

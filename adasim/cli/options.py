@@ -6,7 +6,6 @@ Nothing here imports torch: help and refusals are quick.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import io
 import os
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ import tyro
 from adasim.options import Flag
 from adasim.registry import is_path, load_plugin
 from adasim.runs.access import require_run
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, closest
 from adasim.util.fields import check_fields, in_words
 
 MODEL = (
@@ -214,9 +213,9 @@ def nearest_options(option: str, known: Sequence[str]) -> list[str]:
     by_last_word: dict[str, list[str]] = {}
     for name in known:
         by_last_word.setdefault(name.lstrip("-").rpartition(".")[2], []).append(name)
-    found = difflib.get_close_matches(f"--{word}", known, n=1, cutoff=0.7)
+    found = closest(f"--{word}", known, cutoff=0.7)
     if not found:
-        near = difflib.get_close_matches(word.rpartition(".")[2], by_last_word, n=1, cutoff=0.7)
+        near = closest(word.rpartition(".")[2], by_last_word, cutoff=0.7)
         found = by_last_word[near[0]] if near else []
     return found[:3]
 

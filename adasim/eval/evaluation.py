@@ -22,9 +22,9 @@ from adasim.eval.splits import Source, Split, match_test_labels, open_source, op
 from adasim.models import Backbone
 from adasim.models.transform import SMALL, EvalTransform
 from adasim.options import Options, Sources, with_options
-from adasim.registry import EVALUATIONS, nearest
+from adasim.registry import EVALUATIONS
 from adasim.util import terminal
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, suggest
 from adasim.util.fields import at_least
 
 Say = Callable[[str], None]
@@ -263,7 +263,7 @@ def make_evaluation(name: str, options: dict[str, Any]) -> Any:
     known = [field.name for field in fields(kind)]
     for option in options:
         if option not in known:
-            raise UserError(f"The evaluation {name} has no option {option!r}. {nearest(option, known)}")
+            raise UserError(f"The evaluation {name} has no option {option!r}. {suggest(option, known)}")
     hints = get_type_hints(kind)
     values = {option: _as_hinted(value, hints[option]) for option, value in options.items()}
     for option in ("data", "train", "test"):

@@ -11,7 +11,6 @@ deep stem (three 3x3 convolutions, the first with stride 2) and with `stem="no_p
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, Self
@@ -24,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import ModelConfig
 from adasim.models.transform import EvalTransform
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, suggest
 
 # LayerNorm eps 1e-6, qkv bias, GELU, MLP ratio 4 and no LayerScale are timm's own for these names.
 VITS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -178,9 +177,8 @@ def is_timm(name: str) -> bool:
 
 def nearest_models(name: str) -> str:
     """A sentence for somebody who has mistyped a model's name."""
-    known = [*VITS, *RESNETS, *timm.list_models()]
-    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or [*VITS, *RESNETS]
-    return f"The nearest names are {', '.join(nearest)}."
+    ours = [*VITS, *RESNETS]
+    return suggest(name, [*ours, *timm.list_models()], otherwise=ours)
 
 
 def configuration(

@@ -29,7 +29,6 @@ from adasim.eval.encoder import Encoder, open_encoder
 from adasim.eval.evaluation import Say
 from adasim.models import PIXELS, Backbone
 from adasim.models.transform import EvalTransform
-from adasim.registry import nearest
 from adasim.tools.card import hf_file, model_card, timm_file, transform_file
 from adasim.tools.outputs import (
     CONFIG_FILE,
@@ -43,7 +42,7 @@ from adasim.tools.outputs import (
     export_folder,
     missing,
 )
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, suggest
 from adasim.util.files import remove, sync, temporary_name, write_errors
 
 TOLERANCE = 1e-4
@@ -71,7 +70,7 @@ def export(
     >>> folder = export("runs/photos", "onnx")           # doctest: +SKIP
     """
     if to not in FORMATS:
-        raise UserError(f"Unknown format {to!r}. {nearest(to, FORMATS)}")
+        raise UserError(f"Unknown format {to!r}. {suggest(to, FORMATS)}")
     encoder = open_encoder(model)
     if encoder.backbone.spec["name"] == PIXELS:
         raise UserError("pixels are no encoder: there are no weights to export. Name a run, or a model.")

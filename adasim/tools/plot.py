@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adasim.registry import nearest
 from adasim.run import Run, load_run
 from adasim.tools.curves import (
     PANELS,
@@ -30,7 +29,7 @@ from adasim.tools.curves import (
     shared_words,
 )
 from adasim.tools.outputs import FIGURE_MARK, check_figure
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, suggest
 from adasim.util.files import atomic_write, write_errors
 from adasim.util.terminal import without_font_warnings
 
@@ -120,7 +119,7 @@ def _panels(names: Sequence[str], runs: Sequence[RunCurves]) -> list[Panel]:
     panels = []
     for name in names:
         if name not in PANELS and name not in logged:
-            hint = nearest(name, [*PANELS, *sorted(logged - PANELS.keys())])
+            hint = suggest(name, [*PANELS, *sorted(logged - PANELS.keys())])
             raise UserError(f"--curves {name}: these runs have logged nothing of that name. {hint}")
         panels.append(PANELS.get(name) or Panel(name.replace("_", " "), (Line((name,)),)))
     return panels

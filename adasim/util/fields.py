@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
 import os
@@ -14,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from adasim.util.errors import UserError
+from adasim.util.errors import UserError, closest
 
 
 def check_fields(section: Any, prefix: str = "") -> None:
@@ -85,8 +84,7 @@ def check_name(name: str, value: Any, known: Iterable[Any]) -> None:
     if any(type(value) is type(one) and value == one for one in known):
         return
     names = [str(one) for one in known]
-    near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.5)
-    guess = f" Did you mean {near[0]}?" if near else ""
+    guess = "".join(f" Did you mean {near}?" for near in closest(value, names))
     raise UserError(f"{name}={value!r} is unknown.{guess} Choose one of {', '.join(names)}.")
 
 

@@ -123,7 +123,7 @@ def test_images_may_be_handed_over(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("kn", {}, "Did you mean 'knn'"),
+        ("kn", {}, "Did you mean knn"),
         ("knn", {"seeds": 1}, r"no option 'seeds'.* seed,"),
     ],
 )
@@ -199,7 +199,7 @@ def test_the_document_shows_the_example_as_it_is() -> None:
     [
         (["--plugin"], "--plugin needs the path of a Python file"),
         (["--plugin", "nowhere.py", "knn"], "No plug-in at nowhere.py"),
-        (["tabel"], "Did you mean 'table'?"),
+        (["tabel"], "Did you mean table?"),
     ],
 )
 def test_a_plugin_or_name_that_is_not_there_gets_a_sentence(
