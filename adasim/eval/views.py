@@ -14,14 +14,9 @@ from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
 from adasim.eval.features import encode, frozen, progress_bar
-<<<<<<< HEAD:adasim/eval/views.py
 from adasim.eval.tensors import check_features
 from adasim.models.transform import EvalTransform
 from adasim.neighbors import search
-=======
-from adasim.eval.protocols.unlabelled import near_duplicates, view_retrieval
-from adasim.models.transform import EvalTransform
->>>>>>> 1fc18e0 (Encoders have six files again: a rebase had put the nine old ones back):adasim/eval/evaluations/views.py
 from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
 from adasim.util import seeding
