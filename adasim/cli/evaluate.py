@@ -11,6 +11,7 @@ adasim eval --plugin FILE NAME RUN                an evaluation of your own
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,8 @@ def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
         for source in value if isinstance(value, tuple) else (value,):
             check_images(source, f"--{option}")
     named = [getattr(asked, option, None) for option in ("data", "train")]
-    if hasattr(asked, "data") and not any(named) and not (Path(asked.model) / "config.json").is_file():
+    is_name = ":" not in asked.model and not os.path.exists(asked.model)
+    if hasattr(asked, "data") and not any(named) and is_name:
         raise UserError(
             f"Which images? {asked.model} is no run with images of its own: name some with --data."
         )
