@@ -71,35 +71,35 @@ def main(arguments: Sequence[str]) -> None:
     from adasim.explore.page import explore
 
     opened = open_asked(asked, say)
-    found = explore(opened, say)
-    count = {name: len(table.rows) for name, table in found.tables.items()}
-    groups = len(found.findings.groups)
-    straddling = sum(group.straddles for group in found.findings.groups)
+    explored = explore(opened, say)
+    count = {name: len(table.rows) for name, table in explored.tables.items()}
+    groups = len(explored.findings.groups)
+    straddling = sum(group.straddles for group in explored.findings.groups)
     leaks = f", {straddling:,} in both train and test" if straddling else ""
     say(f"{groups:,} {'group' if groups == 1 else 'groups'} of duplicates{leaks}.")
     if "wrong-labels" in count:
         say(f"{count['wrong-labels']:,} images whose neighbours carry another label.")
     say(f"{count['surprising']:,} surprising and {count['lonely']:,} lonely images.")
     with write_errors(page or asked.csv, "or choose another place"):
-        written = write(asked, page, found, opened.features)
+        written = write(asked, page, explored, opened.features)
     if asked.export_atlas is not None:
         say(f"For Embedding Atlas: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")
     for path in written:
         console().print(Text.assemble("  ", str(path)), soft_wrap=True)
 
 
-def write(asked: ExploreArguments, page: Path | None, found: Exploration, features: Tensor) -> list[Path]:
+def write(asked: ExploreArguments, page: Path | None, explored: Exploration, features: Tensor) -> list[Path]:
     """Everything that was asked for; returns what there is now."""
     from adasim.explore.lists import write_atlas, write_csv
     from adasim.explore.page import write_page
 
     written: list[Path] = []
     if asked.csv is not None:
-        written += write_csv(asked.csv, found.tables, TABLES)
+        written += write_csv(asked.csv, explored.tables, TABLES)
     if asked.export_atlas is not None:
-        write_atlas(asked.export_atlas, found.collection, found.support, features)
+        write_atlas(asked.export_atlas, explored.collection, explored.support, features)
         written.append(asked.export_atlas)
-    return written + (write_page(page, found) if page is not None else [])
+    return written + (write_page(page, explored) if page is not None else [])
 
 
 def open_asked(asked: ExploreArguments, say: Callable[[str], None]) -> Opened:

@@ -100,11 +100,11 @@ def looks_as_features(small: Tensor) -> Tensor:
     """Thumbnails (N, 3, 32, 32) as unit vectors: blurred, so that a shift or a slight turn matters little, and
     without brightness and contrast. A plain image becomes 0.
     """
-    found = []
+    rows = []
     for block in small.split(_AT_ONCE):
         blurred = F.avg_pool2d(block.float(), 6, stride=4, padding=1, count_include_pad=False)  # (B, 3, 8, 8)
-        found.append(_standard(blurred).flatten(1))
-    return torch.cat(found)
+        rows.append(_standard(blurred).flatten(1))
+    return torch.cat(rows)
 
 
 def coarse_difference(small: Tensor, pairs: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def thumbnail_difference(small: Tensor, pairs: Tensor) -> Tensor:
         small: (N, 3, 32, 32)
         pairs: (P, 2) ids.
     """
-    found = [torch.empty(0)]
+    differences = [torch.empty(0)]
     for block in pairs.split(_AT_ONCE):
         a, b = (_detail(small[block[:, side]]) for side in (0, 1))
         inner = a.shape[-1] - 2 * _SHIFT
@@ -136,8 +136,8 @@ def thumbnail_difference(small: Tensor, pairs: Tensor) -> Tensor:
                 for x in range(2 * _SHIFT + 1):
                     shifted = _standard(view[:, :, y : y + inner, x : x + inner])
                     alike = torch.maximum(alike, (a * shifted).sum((1, 2, 3)))
-        found.append((1 - alike).clamp(min=0))
-    return torch.cat(found)
+        differences.append((1 - alike).clamp(min=0))
+    return torch.cat(differences)
 
 
 def near_and_scenes(features: Mutual, looks: Mutual, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,8 +153,8 @@ def near_and_scenes(features: Mutual, looks: Mutual, small: Tensor) -> tuple[Ten
     apart = coarse_difference(small, pairs)
     near = (differences <= DIFFERENCE) & looks.would_stand_out(pairs, apart, CANDIDATE)
     scenes = {tuple(pair) for pair in features.close(SCENE).tolist()}
-    kept = near | torch.tensor([tuple(pair) in scenes for pair in pairs.tolist()], dtype=torch.bool)
-    return pairs[kept], differences[kept], near[kept]
+    listed = near | torch.tensor([tuple(pair) in scenes for pair in pairs.tolist()], dtype=torch.bool)
+    return pairs[listed], differences[listed], near[listed]
 
 
 def find_groups(
@@ -178,21 +178,20 @@ def find_groups(
     copies: list[tuple[int, int, float]] = []
     scenes: list[tuple[int, int, float]] = []
     first: dict[str, int] = {}
-    for i, found in enumerate(hashes):
-        if found and found in first:
-            copies.append((first[found], i, _EXACT))
-        first.setdefault(found, i)
+    for i, digest in enumerate(hashes):
+        if digest and digest in first:
+            copies.append((first[digest], i, _EXACT))
+        first.setdefault(digest, i)
     for (i, j), difference, is_near in zip(pairs.tolist(), differences.tolist(), near.tolist(), strict=True):
         if not hashes[i] or hashes[i] != hashes[j]:
             (copies if is_near else scenes).append((i, j, difference))
     # Near copies and mere resemblance are not mixed: a chain of scenes must not swallow a pair of copies.
-    groups = [(members, worst, True) for members, worst in _joined(copies)]
-    taken = {i for members, _, _ in groups for i in members}
-    rest = _joined([link for link in scenes if link[0] not in taken and link[1] not in taken])
-    groups += [(members, worst, False) for members, worst in rest]
+    of_copies = _joined(copies)
+    taken = {i for members, _ in of_copies for i in members}
+    of_scenes = _joined([link for link in scenes if link[0] not in taken and link[1] not in taken])
     made = []
-    for members, worst, copied in groups:
-        kind: Kind = "exact" if worst == _EXACT else "near" if copied else "same scene"
+    for number, (members, worst) in enumerate(of_copies + of_scenes):
+        kind: Kind = "exact" if worst == _EXACT else "near" if number < len(of_copies) else "same scene"
         inside = {splits[i] for i in members}
         keepable = [i for i in members if splits[i] == max(inside)]
         keep = max(keepable, key=lambda i: (sizes[i], -i))
@@ -219,7 +218,7 @@ def _joined(links: list[tuple[int, int, float]]) -> list[tuple[list[int], float]
     worst: dict[int, float] = {}
     for i, _, value in links:
         worst[root(i)] = max(worst.get(root(i), _EXACT), value)
-    return [(found, worst[key]) for key, found in members.items()]
+    return [(joined, worst[key]) for key, joined in members.items()]
 
 
 def _closeness(pairs: Tensor, distances: Tensor, scale: Tensor) -> Tensor:

@@ -58,16 +58,16 @@ def look(sets: Sequence[ImageSet], advance: Callable[[int], None] = lambda count
     with ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
         for start in range(0, count, _CHUNK):
             chunk = places[start : start + _CHUNK]
-            for i, found in enumerate(pool.map(_look_at, chunk), start):
-                if isinstance(found, str):
-                    unreadable[i] = found
+            for i, seen in enumerate(pool.map(_look_at, chunk), start):
+                if isinstance(seen, str):
+                    unreadable[i] = seen
                     tiles.append(None)
                 else:
-                    sizes[i] = torch.tensor(found.size)
-                    small[i] = found.small
-                    hashes[i] = found.hash
-                    tiles.append(found.tile)
-                    side = max(side, *found.tile.shape[:2])
+                    sizes[i] = torch.tensor(seen.size)
+                    small[i] = seen.small
+                    hashes[i] = seen.hash
+                    tiles.append(seen.tile)
+                    side = max(side, *seen.tile.shape[:2])
             while side == TILE and len(tiles) >= per:  # no tile is larger: thumbnails need not wait
                 sheets.append(_sheet(tiles[:per], side))
                 del tiles[:per]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,8 +16,6 @@ from adasim.eval.evaluation import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen, progress_bar
 from adasim.explore.collection import Collection, collect, given_features
 from adasim.explore.support import WIDTH, Support, support_of_features, support_of_memory, with_more
-from adasim.models import Backbone
-from adasim.models.transform import EvalTransform
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU, ExploreOptions, Options, refuse_unused
 from adasim.registry import is_path
@@ -33,7 +32,7 @@ class Opened:
     collection: Collection
     support: Support
     features: Tensor
-    """(N, D), one centred view each; NaN for images that cannot be read."""
+    """(N, D), one centred view each; NaN for images that cannot be read. Empty for a gallery, which needs none."""
     origin: str
     windowed: bool = True
     """Whether the support comes from several views of an image, so that an image may miss itself."""
@@ -74,7 +73,7 @@ def open_run(
         say(
             f"{path} keeps no neighbours: they are found by {options.passes} augmented passes of its encoder."
         )
-        support = _passes(extractor, collection, options)
+        support = augmented_support(extractor, collection.sets, options)
         return Opened(collection, support, features, f"the encoder of the run {Path(path).resolve().name}")
     tau = options.tau or run.config.neighbors.tau or TAU
     support = support_of_memory(memory, tau)
@@ -96,7 +95,7 @@ def open_backbone(model: str, data: str, options: ExploreOptions, say: Say) -> O
     extractor = _extractor(model, options, say)
     collection = open_collection(data, size=extractor.encoder.transform.size, say=say)
     features = _features(extractor, collection)
-    support = _passes(extractor, collection, options)
+    support = augmented_support(extractor, collection.sets, options)
     name, k, tau = extractor.encoder.name, options.k, options.frozen_tau
     origin = f"{options.passes} augmented passes of {name} (K = {k}, tau = {tau:g})"
     return Opened(collection, support, features, origin)
@@ -110,44 +109,18 @@ def open_features(file: Path, data: str, options: ExploreOptions, say: Say) -> O
     return Opened(collection, support, features, f"features from {file.name}", windowed=False)
 
 
-def augmented_support(
-    backbone: Backbone,
-    sets: list[ImageSet],
-    transform: EvalTransform,
-    *,
-    passes: int,
-    k: int,
-    tau: float,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    workers: int = 0,
-) -> Support:
+def augmented_support(extractor: Extractor, sets: list[ImageSet], options: ExploreOptions) -> Support:
     """p_win of a frozen encoder: each pass sees a fresh view of every image, and looks it up among those of the pass
     before, as a training epoch does.
     """
-    views = ViewsConfig(
-        size=transform.size,
-        scale=(0.4, 1.0),
-        color=0.5,
-        blur=0.0,
-        solarize=0.0,
-        mean=transform.mean,
-        std=transform.std,
-    )
+    backbone, transform = extractor.encoder.backbone.to(extractor.device), extractor.encoder.transform
+    views = ViewsConfig(size=transform.size, mean=transform.mean, std=transform.std)
+    views = replace(views, scale=(0.4, 1.0), color=0.5, blur=0.0, solarize=0.0)
+    load = partial(PairLoader, seed=options.seed, workers=options.workers, device=extractor.device)
     loaders = [
-        PairLoader(
-            images,
-            views,
-            batch_size=min(_BATCH, len(images)),
-            seed=seed,
-            workers=workers,
-            device=device,
-            max_unreadable=1.0,
-        )
-        for images in sets
+        load(images, views, batch_size=min(_BATCH, len(images)), max_unreadable=1.0) for images in sets
     ]
-    backbone.to(device)
-    count = sum(map(len, sets))
+    passes, count = options.passes, sum(map(len, sets))
     memory: NeighborMemory | None = None
     try:
         with progress_bar("augmented passes", (passes + 1) * count) as advance, frozen(backbone):
@@ -157,11 +130,13 @@ def augmented_support(
                     for batch in loader.views(epoch, torch.arange(len(images)).split(_BATCH), (2,)):
                         ids = batch.ids.cpu()
                         with torch.no_grad():
-                            found = encode(backbone, batch.views[0]).float().cpu()
+                            features = encode(backbone, batch.views[0]).float().cpu()
                         # What stands in for an image that cannot be read says nothing about it.
-                        found[torch.tensor([i in loader.quarantined for i in ids.tolist()])] = torch.nan
-                        memory = memory or NeighborMemory(count, found.shape[1], passes, min(k + 1, count))
-                        memory.observe(ids + first, found)
+                        features[torch.tensor([i in loader.quarantined for i in ids.tolist()])] = torch.nan
+                        memory = memory or NeighborMemory(
+                            count, features.shape[1], passes, min(options.k + 1, count)
+                        )
+                        memory.observe(ids + first, features)
                         advance(len(ids))
                     first += len(images)
                 assert memory is not None
@@ -170,21 +145,7 @@ def augmented_support(
         for loader in loaders:
             loader.close()
     assert memory is not None
-    return support_of_memory(memory, tau, width=max(WIDTH, k + 1))
-
-
-def _passes(extractor: Extractor, collection: Collection, options: ExploreOptions) -> Support:
-    return augmented_support(
-        extractor.encoder.backbone,
-        collection.sets,
-        extractor.encoder.transform,
-        passes=options.passes,
-        k=options.k,
-        tau=options.frozen_tau,
-        seed=options.seed,
-        device=extractor.device,
-        workers=options.workers,
-    )
+    return support_of_memory(memory, options.frozen_tau, width=max(WIDTH, options.k + 1))
 
 
 def _extractor(model: str, asked: ExploreOptions, say: Say) -> Extractor:
@@ -196,9 +157,9 @@ def _features(extractor: Extractor, collection: Collection) -> Tensor:
     """(N, D): one centred view of every image; NaN where it cannot be read."""
     parts = []
     for images in collection.sets:
-        found = extractor.features(images, max_unreadable=1.0)  # the page counts them
-        rows = torch.full((len(images), found.values.shape[1]), torch.nan)
-        rows[found.ids] = found.values
+        features = extractor.features(images, max_unreadable=1.0)  # the page counts them
+        rows = torch.full((len(images), features.values.shape[1]), torch.nan)
+        rows[features.ids] = features.values
         parts.append(rows)
     return torch.cat(parts)
 

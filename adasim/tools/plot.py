@@ -161,7 +161,7 @@ def draw(grouped: Grouped, panels: Sequence[Panel], *, constant: bool = True) ->
     from matplotlib.figure import Figure
 
     groups = grouped.groups
-    drawn = [(panel, found) for panel in panels if (found := _lines(groups, panel, constant))]
+    drawn = [(panel, lines) for panel in panels if (lines := _lines(groups, panel, constant))]
     if not drawn:
         return None
     rows, columns = _grid(len(drawn))
@@ -170,9 +170,9 @@ def draw(grouped: Grouped, panels: Sequence[Panel], *, constant: bool = True) ->
         figure: Any = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.02, hspace=0.03)
         longest = max(one.reached for group in groups for one in group.runs)
-        for place, (panel, found) in enumerate(drawn):
+        for place, (panel, lines) in enumerate(drawn):
             axes = figure.add_subplot(rows, columns, place + 1)
-            _draw_panel(axes, panel, found, len(groups))
+            _draw_panel(axes, panel, lines, len(groups))
             axes.set_title(panel.title, loc="left", color=INK, parse_math=False)
             axes.set_xlim(0, longest * 1.02)
             axes.xaxis.get_major_locator().set_params(integer=True, nbins=5, steps=[1, 2, 5, 10])
@@ -205,19 +205,19 @@ class _Drawn:
 
 def _lines(groups: Sequence[Group], panel: Panel, constant: bool) -> list[_Drawn]:
     """All lines of the panel that have any numbers."""
-    found: list[_Drawn] = []
+    lines: list[_Drawn] = []
     for number, line in enumerate(panel.lines):
         curves = [[run.curve(line) for run in group.runs] for group in groups]
         if panel.of_peak and len(groups) > 1 and (same := _same_in_all([c for some in curves for c in some])):
             drawn = [_Drawn(None, number, line, band([same]))]
         else:
             drawn = [_Drawn(place, number, line, band(some)) for place, some in enumerate(curves)]
-        found += [one for one in drawn if one.band.epochs or one.band.rest]
+        lines += [one for one in drawn if one.band.epochs or one.band.rest]
     if constant or not panel.of_peak:
-        return found
-    moving = {one.number for one in found if len(set(one.values())) > 1}
-    differing = {one.number for one in found if one.group is not None and len(groups) > 1}
-    return [one for one in found if one.number in moving | differing]
+        return lines
+    moving = {one.number for one in lines if len(set(one.values())) > 1}
+    differing = {one.number for one in lines if one.group is not None and len(groups) > 1}
+    return [one for one in lines if one.number in moving | differing]
 
 
 def _same_in_all(curves: Sequence[Curve]) -> Curve:
@@ -230,11 +230,11 @@ def _same_in_all(curves: Sequence[Curve]) -> Curve:
     return dict(sorted(whole.items()))
 
 
-def _draw_panel(axes: Any, panel: Panel, found: Sequence[_Drawn], groups: int) -> None:
+def _draw_panel(axes: Any, panel: Panel, lines: Sequence[_Drawn], groups: int) -> None:
     peaks: dict[int, float] = {}
-    for one in found:
+    for one in lines:
         peaks[one.number] = max(peaks.get(one.number, -math.inf), *one.values())
-    for one in found:
+    for one in lines:
         unit = peaks[one.number] if panel.of_peak and peaks[one.number] > 0 else 1.0
         look = {"color": one.colour, "linestyle": STYLES[one.number % len(STYLES)]}
         epochs = one.band.epochs
@@ -249,7 +249,7 @@ def _draw_panel(axes: Any, panel: Panel, found: Sequence[_Drawn], groups: int) -
             axes.plot(list(curve), [y / unit for y in curve.values()], linewidth=1.2, marker=alone, **look)
     _limit(axes, panel)
     if len(panel.lines) > 1:
-        _explain(axes, panel, {one.number: one.line for one in found}, peaks)
+        _explain(axes, panel, {one.number: one.line for one in lines}, peaks)
 
 
 def _marks(points: int, place: int, groups: int) -> list[int]:

@@ -1,11 +1,13 @@
 """Supports against brute force, and the hunts that follow from them alone."""
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from adasim.data import open_images
+from adasim.eval.encoder import open_encoder
+from adasim.eval.evaluation import Extractor
 from adasim.explore.hunts import lonely, popularity, surprising
 from adasim.explore.open import augmented_support
 from adasim.explore.support import (
@@ -17,6 +19,7 @@ from adasim.explore.support import (
     with_more,
 )
 from adasim.neighbors import NeighborMemory
+from adasim.options import ExploreOptions
 
 
 def features(n: int, dim: int = 6, seed: int = 0) -> Tensor:
@@ -159,20 +162,14 @@ def test_lonely_images_are_in_nobodys_support_the_farthest_first() -> None:
 
 
 def test_augmented_passes_of_a_frozen_encoder_fill_a_window_for_every_image_of_every_split() -> None:
-    from adasim.config import ModelConfig
-    from adasim.data import open_images
-    from adasim.models import build_backbone
-    from adasim.models.transform import EvalTransform
-
     sets = [open_images("synthetic:21", size=16), open_images("synthetic:21", size=16, split="test")]
-    torch.manual_seed(0)
-    backbone = build_backbone(ModelConfig(name="vit_mini", patch_size=8, drop_path=0.0), 16, student=False)
-    ask = partial(augmented_support, backbone, sets, EvalTransform.of_size(16), passes=3, k=4, tau=0.2)
-    support = ask(seed=1)
+    extractor = Extractor(open_encoder("vit_mini", random_weights=True, size=16))
+    options = ExploreOptions(passes=3, k=4, seed=1, workers=0)
+    support = augmented_support(extractor, sets, options)
     count = len(sets[0]) + len(sets[1])
     assert len(support) == count
     held = (support.neighbours >= 0).sum(1)
     assert (held >= 5).all()  # K + 1 in each pass: an image may find itself
     assert (held <= 15).all()
     assert torch.allclose(support.p.sum(1), torch.ones(count).double())
-    assert torch.equal(support.neighbours, ask(seed=1).neighbours)
+    assert torch.equal(support.neighbours, augmented_support(extractor, sets, options).neighbours)
