@@ -1,3 +1,3 @@
-"""The one room that knows about processes: who this one is, where it computes, what travels between them.
+"""All that knows about several processes: who this one is, where it computes, what travels between them.
 
-Nothing is imported here: `adasim.neighbors` takes `exchange` and `devices` along and needs torch and numpy alone."""
+Nothing is imported here: `adasim.neighbors` takes `collectives` and `devices` along and needs torch and numpy alone."""

@@ -25,18 +25,19 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if best is None or best.type == "mps":
         best = torch.device("cpu")
-    device = best if name == "auto" else _parsed(name)
-    if local_rank is not None and device.type != "cpu":
-        if device.index is not None:
-            raise UserError(
-                f"device={name} is one device, and every process of this node needs its own. Use --device auto."
-            )
-        device = torch.device(device.type, local_rank % max(1, torch.accelerator.device_count()))
-    if name != "auto":
-        try:
+    try:
+        device = best if name == "auto" else torch.device(name)
+        if local_rank is not None and device.type != "cpu":
+            if device.index is not None:
+                raise UserError(
+                    f"device={name} is one device, and every process of this node needs its own. Use --device auto."
+                )
+            device = torch.device(device.type, local_rank % max(1, torch.accelerator.device_count()))
+        if name != "auto":
             torch.empty(1, device=device)
-        except (RuntimeError, AssertionError, ImportError) as error:
-            raise _unusable(name, error) from None
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device={name} cannot be used here ({reason}). Try --device auto.") from None
     return device
 
 
@@ -167,14 +168,3 @@ def _can_scale_losses(device: torch.device) -> bool:
     except (RuntimeError, TypeError):
         return False
     return True
-
-
-def _parsed(name: str) -> torch.device:
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise _unusable(name, error) from None
-
-
-def _unusable(name: str, error: BaseException) -> UserError:
-    return UserError(f"device={name} cannot be used here ({str(error).splitlines()[0]}). Try --device auto.")

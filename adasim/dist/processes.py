@@ -13,12 +13,15 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,7 +31,6 @@ from torch.nn.parallel import DistributedDataParallel
 from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.dist.devices import claim_device, pick_device
-from adasim.dist.rendezvous import meet
 from adasim.dist.layers import Part, share_drop_path, synchronize
 
 T = TypeVar("T")
@@ -122,19 +124,12 @@ class Distributed:
                 terminal.complain(problem)
             raise problem from error
         store = meet(store, rank, world, timeout)
-        ranks = cls(rank, world, where, started=True)
-        try:
+        with ExitStack() as stack:
+            ranks = stack.enter_context(cls(rank, world, where, started=True))  # which tells of errors
             claim_device(store, where)
-        except UserError as error:
-            ranks._tell(error)
-            raise
-        dist.init_process_group(
-            dist.get_default_backend_for_device(where),
-            store=store,
-            rank=rank,
-            world_size=world,
-            timeout=timeout,
-        )
+            backend = dist.get_default_backend_for_device(where)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+            stack.pop_all()
         return ranks
 
     def close(self) -> None:
@@ -251,18 +246,23 @@ class Distributed:
         """
         if self.world == 1:
             return None if work is None else work()
-        done = _Done(work)
+        done: Future[T | None] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(None if work is None else work())
+            except BaseException as error:
+                done.set_exception(error)
+
         # An interrupt leaves it behind.
-        thread = threading.Thread(target=done.run, name="adasim-work", daemon=True)
+        thread = threading.Thread(target=run, name="adasim-work", daemon=True)
         thread.start()
         busy = True
         while busy:
             thread.join(_ASK_SECONDS)
             busy = self.all_any(thread.is_alive())
         with self.raise_on_all():
-            if done.error is not None:
-                raise done.error
-        return done.result
+            return done.result()
 
     def require_same(self, facts: Mapping[str, object]) -> None:
         """Refuse to go on, on all ranks, where one of the named values is not the same on all."""
@@ -314,21 +314,6 @@ class _Alone:
         return nullcontext()
 
 
-class _Done(Generic[T]):
-    """What a call in a thread came to."""
-
-    def __init__(self, work: Callable[[], T] | None) -> None:
-        self._work = work
-        self.result: T | None = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = None if self._work is None else self._work()
-        except BaseException as error:
-            self.error = error
-
-
 class _Shell(nn.Module):
     """DDP prepares for the backward pass in `forward`; ours has several entry points, so the call is handed in.
 
@@ -351,3 +336,45 @@ def first_host(nodes: str) -> str:
     """
     first = re.split(r",(?![^\[]*\])", nodes)[0]
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+
+
+def meet(store: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
+    """A prefix of `store` that these processes share and no earlier ones have used.
+
+    torchrun keeps its store when it restarts a run (`--max-restarts`), and with it the addresses of processes that
+    are gone: a process that looks them up waits for ever. Its count of restarts is no help, as nodes may count
+    differently.
+
+    Rank 0 publishes a new random name, the others reply under it with random names of their own, and rank 0 lists
+    the replies that it got. A rank that finds itself in the list has met this rank 0, not keys of an earlier one.
+    """
+    me = uuid.uuid4().hex
+    deadline = time.monotonic() + timeout.total_seconds()
+    call = me
+    if rank == 0:
+        store.set("call", me)
+        answers = [f"{me}/{other}" for other in range(1, world)]
+        _wait(store, answers, deadline)
+        store.set(f"{me}/heard", " ".join(store.get(answer).decode() for answer in answers))
+    while rank > 0:
+        _wait(store, ["call"], deadline)
+        call = store.get("call").decode()
+        store.set(f"{call}/{rank}", me)
+        if store.check([f"{call}/heard"]) and me in store.get(f"{call}/heard").decode().split():
+            break
+        _pause(deadline)
+    return dist.PrefixStore(call, store)
+
+
+def _wait(store: dist.Store, keys: list[str], deadline: float) -> None:
+    while not store.check(keys):
+        _pause(deadline)
+
+
+def _pause(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise UserError(
+            "The processes of the run did not all come. Look for the first one that failed, and check that all were "
+            "given the same address and number of processes."
+        )
+    time.sleep(0.02)

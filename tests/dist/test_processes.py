@@ -1,4 +1,4 @@
-"""Ranks: who a process is, what all agree on, and a network that is the same one on any number of them."""
+"""Ranks: who a process is, how all meet, what they agree on, and a network that is the same on any number of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from adasim.config import Config, ModelConfig
 from adasim.util.errors import UserError
 from adasim.methods import DinoSettings, Method, NnclrSettings, SimSiamSettings, build_method
 from adasim.dist import processes
-from adasim.dist.processes import ALONE, Distributed, Place, Runner, first_host
+from adasim.dist.processes import ALONE, Distributed, Place, Runner, meet
 from adasim.dist.layers import SyncedBatchNorm
 
 pytestmark = pytest.mark.slow
@@ -272,16 +273,11 @@ def test_places_by_torchrun_and_slurm() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "first"),
-    [
-        ("n1", "n1"),
-        ("n1,n2", "n1"),
-        ("gpu[003-007,12],login1", "gpu003"),
-        ("a[1,3]b[02-04]", "a1b02"),
-        ("rack-7-[10-12]", "rack-7-10"),
-    ],
+    [("n1", "n1"), ("n1,n2", "n1"), ("a[1,3]b[02-04]", "a1b02"), ("rack-7-[10-12],login1", "rack-7-10")],
 )
 def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": nodes}
+    assert Place.find(step).address == f"tcp://{first}:20000"
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_with_sizes_that_work() -> None:
@@ -304,3 +300,31 @@ def test_a_port_that_is_taken_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPa
             UserError, match=r"Process 0 of 2 cannot meet the others .* MASTER_PORT to a port"
         ):
             Distributed.start("cpu", timedelta(seconds=5))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Callable[[], dist.Store]:
+    """Each process has its own handle of one store, in which three others have met before they died."""
+
+    def connect() -> dist.Store:
+        return dist.FileStore(str(tmp_path / "store"))
+
+    words = {"old/1": "dead", "old/2": "gone", "old/heard": "dead gone", "old/address": "nowhere"}
+    left = connect()
+    for name, value in ({"call": "old"} | words).items():
+        left.set(name, value)
+    return connect
+
+
+def test_all_share_a_corner_that_nobody_has_used(store: Callable[[], dist.Store]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        met = list(pool.map(lambda rank: meet(store(), rank, 3, timedelta(minutes=2)), (2, 1, 0)))
+    assert not any(corner.check(["address"]) for corner in met)
+    met[2].set("address", "here")
+    assert [corner.get("address") for corner in met] == [b"here"] * 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_waits_in_vain_says_so(store: Callable[[], dist.Store], rank: int) -> None:
+    with pytest.raises(UserError, match="did not all come"):
+        meet(store(), rank, 2, timedelta(seconds=0.1))
