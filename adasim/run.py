@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,15 +67,19 @@ class Run:
         `run.memory.distribution([3], tau=0.2)` gives image 3's neighbours and their probabilities. None, with a
         warning that says why, if the run keeps no neighbours or has not saved any yet.
         """
-        return read_newest(self.path, self._memory_of, _warn)
+        return self.read_memory(_warn)
 
-    def _memory_of(self, checkpoint: Checkpoint | None) -> NeighborMemory | None:
+    def read_memory(self, say: Callable[[str], None]) -> NeighborMemory | None:
+        """`memory`, with what there is to say of it (why there is none, which lists are lost) given to `say`."""
+        return read_newest(self.path, lambda checkpoint: self._memory_of(checkpoint, say), say)
+
+    def _memory_of(self, checkpoint: Checkpoint | None, say: Callable[[str], None]) -> NeighborMemory | None:
         if checkpoint is None:
-            _warn(f"{self.path} has no checkpoint yet, and so no neighbour memory.")
+            say(f"{self.path} has no checkpoint yet, and so no neighbour memory.")
             return None
         parts = checkpoint.info.get("memory")
         if not parts:
-            _warn(
+            say(
                 f"{self.path} has no neighbour memory: its pairs are {self.config.pairs}. A run with --pairs adasim "
                 f"or nearest, or with --neighbors.watch, keeps one."
             )

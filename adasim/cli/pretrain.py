@@ -323,17 +323,19 @@ def finish(out: Path, *, curves: bool, compare: bool) -> None:
         return
     console = terminal.console()
 
+    from adasim.runs.folder import RunFolder
     from adasim.tools.before_after import show
     from adasim.tools.plot import plot
 
     drawn = curves and attempt("The curves are not drawn", lambda: plot(out, out / "curves.png"))
     if compare:
         attempt("Before and after are not compared", lambda: show(out, console))
+    labelled = bool(RunFolder.open(out, lock=False).facts.get("labels"))
     lines = {
         "encoder": out / "backbone.safetensors",
         "curves": out / "curves.png" if drawn else f"adasim plot {out}",
         "explore": f"adasim explore {out}",
-        "measure": f"adasim eval knn {out}",
+        "measure": f"adasim eval {'knn' if labelled else 'views'} {out}",
         "export": f"adasim export {out} --to timm",
     }
     for what, where in lines.items():

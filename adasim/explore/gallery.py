@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,10 +59,8 @@ def supports_of_memory(memory: NeighborMemory, collection: Collection, tau: floa
 
 def _full_memory(run: Run, say: Say) -> NeighborMemory:
     """The run's memory, if all epochs of its window are in it."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        memory = run.memory
-    sentences = [str(warning.message) for warning in said]
+    sentences: list[str] = []
+    memory = run.read_memory(sentences.append)
     encoder = ""
     if (run.path / "backbone.safetensors").exists() and not was_handed_over(run.config.data.source):
         encoder = (

@@ -56,7 +56,7 @@ def open_run(
         images: the training images, for a run that they were handed over to in Python.
     """
     run = load_run(path)
-    memory = run.memory if run.keeps_neighbours else None
+    memory = run.read_memory(say) if run.keeps_neighbours else None
     if memory is not None and not memory.epochs:
         memory = None
     if memory is not None:

@@ -14,6 +14,7 @@ RUN/config.json         the configuration; written last, so its presence means t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -123,7 +124,8 @@ class RunFolder:
             _write_json(out / "versions.json", {**versions(device), "started_in": os.getcwd()})
             if listing is not None:
                 atomic_write(out / LISTING, listing)
-            _write_json(out / "data.json", {k: v for k, v in facts.items() if k != "device"})
+            recorded = {k: v for k, v in facts.items() if k != "device"}
+            _write_json(out / "data.json", {**recorded, "checksum": _checksum(recorded)})
             _write_json(out / "run.json", identity)
             _write_json(out / "config.json", config.to_dict())
             undo.pop_all()  # it is made
@@ -140,6 +142,11 @@ class RunFolder:
                     f"{out / name} is not a regular file. Restore it, or start again with another --out."
                 )
         config, facts = _read_config(out), _read_json(out / "data.json")
+        if facts.pop("checksum", None) not in (None, _checksum(facts)):
+            raise UserError(
+                f"{out / 'data.json'} is damaged; the images may be as they were. Restore it from a copy, "
+                f"or start a new run with another --out."
+            )
         if not lock:
             return cls(out, config, facts)
         identity = _read_json(out / "run.json") if (out / "run.json").exists() else {}
@@ -359,6 +366,10 @@ def _id_in(described: str) -> Any:
         return json.loads(described)["id"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def _checksum(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -97,9 +97,7 @@ def pretrain(
         with ranks.raise_on_all():
             run = RunFolder.join(out, owner) if run is None else run
         _say(ranks, *run.notes, *run.version_changes(), _precision_note(config, state, ranks))
-        store = _restored(run, config, state, ranks, loader.steps_per_epoch)
-        if resume and state.epoch < config.epochs:
-            _say(ranks, disk_needed(state, config.save.keep, out, ranks))
+        store = _restored(run, config, state, ranks, loader.steps_per_epoch, resume)
         training = Training(config, run, images, loader, state, store, ranks, knn, on_step)
         stack.callback(training.list_unreadable)
         training.run()
@@ -229,7 +227,12 @@ def _created(
 
 
 def _restored(
-    run: RunFolder, config: Config, state: TrainState, ranks: Distributed, steps_per_epoch: int
+    run: RunFolder,
+    config: Config,
+    state: TrainState,
+    ranks: Distributed,
+    steps_per_epoch: int,
+    resume: bool,
 ) -> CheckpointStore:
     """Where the run's checkpoints are, the newest of them loaded into `state`, if there is one."""
     store = CheckpointStore(run.path, config.save.keep, partial(_say, ranks), ranks, run.id)
@@ -242,6 +245,9 @@ def _restored(
                 f"The checkpoints of {run.path} are gone, and it had saved some. Restore them from a copy, "
                 f"or begin again with --overwrite or another --out."
             )
+    if resume and state.epoch < config.epochs:  # before config.json may say that the run is longer now
+        _say(ranks, disk_needed(state, config.save.keep, run.path, ranks))
+    with ranks.raise_on_all():
         if ranks.is_main:
             _update(run, config, checkpoint)
             store.run = run.id

@@ -172,6 +172,18 @@ def test_a_damaged_description_is_refused_in_a_sentence(tmp_path: Path, file: st
         RunFolder.open(tmp_path)
 
 
+def test_a_changed_character_in_data_json_blames_the_file_and_not_the_images(tmp_path: Path) -> None:
+    facts = {"images": 2, "fingerprint": "abc", "labels": "", "sample": ["61e1", "fd65"]}
+    RunFolder.create(tmp_path, Config(), facts).close()
+    file = tmp_path / "data.json"
+    assert RunFolder.open(tmp_path, lock=False).facts == facts
+    file.write_text(file.read_text().replace("61e1", "61e0"))
+    with pytest.raises(UserError, match=r"data\.json is damaged"):
+        RunFolder.open(tmp_path)
+    file.write_text(json.dumps(facts))  # as written before there was a checksum
+    assert RunFolder.open(tmp_path, lock=False).facts == facts
+
+
 @pytest.mark.parametrize("name", ["config.json", "run.json", "data.json", "versions.json", "metrics.jsonl"])
 @pytest.mark.timeout(120)
 def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:

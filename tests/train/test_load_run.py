@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import flip
+from helpers import flip, in_one_line
 from pretrainings import Small, Whole
 
 import adasim
 from adasim.cli.main import main
+from adasim.cli.pretrain import finish
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
 from adasim.runs import checkpoint as checkpoint_module
@@ -228,3 +229,27 @@ def test_no_gpu_is_asked_for(out: Path, tmp_path: Path) -> None:
     memory = adasim.load_run(tmp_path).memory
     assert memory is not None
     assert memory.cache.device.type == "cpu"
+
+
+@pytest.mark.filterwarnings("error")
+def test_explore_says_which_lists_are_lost_as_it_says_other_things(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for file in (run / "history").iterdir():
+        flip(file)
+    main(["explore", str(run), "--out", str(tmp_path / "page.html")])
+    assert "lists" in capsys.readouterr().out
+
+
+def test_a_run_ends_with_the_evaluation_that_its_images_allow(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(finished, curves=False, compare=False)
+    assert f"adasim eval knn {finished}" in in_one_line(capsys.readouterr().out)
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "data.json").write_text('{"labels": ""}')
+    finish(run, curves=False, compare=False)
+    assert f"adasim eval views {run}" in in_one_line(capsys.readouterr().out)

@@ -154,6 +154,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
     pretrain(small(epochs=2), tmp_path / "run", resume=True)  # nothing is left to save
     with pytest.raises(UserError, match=r"Make room there, then resume\.$"):
         pretrain(small(epochs=3), tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["epochs"] == 2
     pretrain(small(epochs=2), tmp_path / "run", overwrite=True)  # the old run's room is the new one's
 
 
