@@ -22,7 +22,6 @@ from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
 from adasim.eval.features import FeatureKind, encode, frozen
-from adasim.eval.splits import Split
 from adasim.eval.tensors import check_features, check_labels, check_positive, check_split
 from adasim.models import EvalTransform
 from adasim.options import SWEEP, LinearOptions
@@ -360,11 +359,23 @@ class Linear(LinearOptions, Evaluation):
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
         published = linear_protocol(protocol)
         split = extractor.open_split(self)
-        usual = published.batch_size
-        if len(split.train_ids) < _SMALL_TRAINING_SET:
-            usual = min(256, len(split.train_ids))
+        transform = extractor.encoder.transform
+        transform = transform.bilinear() if published.bilinear else transform
+        features = extractor.split_features(split, transform, published.features)
+        usual, readable = published.batch_size, len(features.train_labels)
+        if readable < _SMALL_TRAINING_SET:
+            usual = min(256, readable)
         batch_size = self.batch_size or usual
-        result = self._probe(extractor, split, protocol, batch_size, quick)
+        test = (features.test.values, features.test_labels)
+        probe: Callable[..., LinearResult]
+        if quick:
+            probe = partial(linear_probe, features.train.values, features.train_labels, *test)
+        else:
+            images, labels = Subset(split.train, features.train.ids), features.train_labels
+            batches = augmented_batches(extractor, images, labels, transform, published.features, batch_size)
+            probe = partial(linear_probe_stream, batches, *test, num_classes=len(split.train.classes))
+        settings: dict[str, Any] = {"epochs": self.epochs, "protocol": protocol, "seed": extractor.seed}
+        result = self._sweep(partial(probe, batch_size=batch_size, **settings), extractor)
         epochs, size = len(result.top1), extractor.encoder.transform.size
         line = extractor.result(
             "linear",
@@ -400,28 +411,10 @@ class Linear(LinearOptions, Evaluation):
         title = extractor.title(f"Linear ({protocol}, {mode})", split)
         return Report(results=(line,), title=title, table=_table(result), sentences=_sentences(result))
 
-    def _probe(
-        self, extractor: Extractor, split: Split, protocol: str, batch_size: int, quick: bool
-    ) -> LinearResult:
-        """A linear layer on cached features (quick) or on freshly augmented images, for all rates at once.
-
-        Where the best rate is at the sweep's edge, the next rates beyond it are trained too, in one go: with an
-        encoder in the loop several rates cost no more than one.
+    def _sweep(self, probe: Callable[..., LinearResult], extractor: Extractor) -> LinearResult:
+        """All rates at once. Where the best is at the edge, the next rates beyond it are trained too, in one go: with
+        an encoder in the loop several rates cost no more than one.
         """
-        published, transform = linear_protocol(protocol), extractor.encoder.transform
-        transform = transform.bilinear() if published.bilinear else transform
-        features = extractor.split_features(split, transform, published.features)
-        test = (features.test.values, features.test_labels)
-        probe: Callable[..., LinearResult] = partial(
-            linear_probe, features.train.values, features.train_labels, *test
-        )
-        if not quick:
-            images, labels = Subset(split.train, features.train.ids), features.train_labels
-            batches = augmented_batches(extractor, images, labels, transform, published.features, batch_size)
-            probe = partial(linear_probe_stream, batches, *test, num_classes=len(split.train.classes))
-        probe = partial(
-            probe, epochs=self.epochs, batch_size=batch_size, protocol=protocol, seed=extractor.seed
-        )
         result = probe(rates=self.rates)
         further = result.further_rates()
         if further:
