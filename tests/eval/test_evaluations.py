@@ -124,7 +124,7 @@ def test_images_may_be_handed_over(make_run: MakeRun) -> None:
     ("name", "options", "expected"),
     [
         ("kn", {}, "Did you mean knn"),
-        ("knn", {"seeds": 1}, r"no option 'seeds'.* seed,"),
+        ("knn", {"seeds": 1}, r"no option 'seeds'.* seed"),
     ],
 )
 def test_what_is_not_known_gets_a_sentence_with_the_nearest_name(
