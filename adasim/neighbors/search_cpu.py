@@ -135,8 +135,8 @@ def candidates(product: Product, rows: Tensor, k: int, tile: int) -> tuple[Array
             latest = _Tile(product, rows, start, stop, group)
         if start >= first:  # a row must not count twice
             best = _largest(k, best, latest.group_bounds())
-        parts.append(latest.candidates(_below(best)))
         limit = batch * (16 * k + min(64 + stop // 8, 1024 + stop // 512))
+        parts.append(latest.candidates(_below(best), 8 * limit))
         if sum(len(part.ids) for part in parts) > 2 * limit:
             parts = [_prune(product, parts, best)]
             if len(parts[0].ids) > limit:
@@ -167,8 +167,8 @@ class _Tile:
         queries, ids = torch.arange(len(self.unit))[:, None], torch.arange(self.start, self.stop)
         return self.scores[:, : len(ids)] * self.unit - self.product.margins(queries, ids).numpy()
 
-    def candidates(self, floor: Array) -> _Pairs:
-        """The pairs whose upper bound is not below the floor, by query, then by id."""
+    def candidates(self, floor: Array, most: int) -> _Pairs:
+        """The pairs whose upper bound is not below the floor, by query, then by id; gives up if more than `most`."""
         groups = self.peaks.shape[1]
         group = self.scores.shape[1] // groups
         needed = _at_least((floor - self.margins) / self.unit, self.scores.dtype)  # what a score must reach
@@ -176,6 +176,8 @@ class _Tile:
         members = self.scores.reshape(-1, group)[at]  # (M, group)
         needed = np.broadcast_to(needed, self.peaks.shape)[at // groups, at % groups]
         inside = np.flatnonzero(members >= needed[:, None])  # of M x group
+        if len(inside) > most:
+            raise TooManyCandidatesError
         m = inside // group
         at = at[m]
         queries = at // groups
