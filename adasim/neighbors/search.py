@@ -28,6 +28,7 @@ from adasim.neighbors.search_gpu import search_on_gpu
 __all__ = ["merge", "search"]
 
 _QUERIES = 512  # queries per pass over the rows
+_FP64_TILE = 2048  # rows multiplied at once in fp64: more would be fresh memory each time
 
 
 @torch.no_grad()
@@ -89,4 +90,4 @@ def _search_block(
     try:
         return search_on_cpu(q, rows, k, FloatProduct(q, rows, row_norm), tile)
     except TooManyCandidatesError:  # so many near ties that fp32 cannot tell them apart
-        return search_in_fp64(q, rows, k, tile)
+        return search_in_fp64(q, rows, k, _FP64_TILE)
