@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -62,6 +63,20 @@ def wait(pid: int, seconds: float) -> int | None:
     while (code := ended(pid)) is None and time.monotonic() < end:
         time.sleep(LOOK_S)
     return code
+
+
+def is_running(pid: int) -> bool:
+    """Whether a child of ours does; it is not waited for, so that its exit code can still be read."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def until(true: Callable[[], bool], pid: int) -> bool:
+    """Wait for it, as long as the process runs."""
+    while not true():
+        if not is_running(pid):
+            return False
+        time.sleep(LOOK_S)
+    return True
 
 
 def children(pid: int) -> list[int]:
@@ -122,3 +137,9 @@ def private_disk(folder: Path, size: str) -> bool:
         ["-t", "tmpfs", "none", "/dev/shm"],
     )
     return not any(subprocess.run(["mount", *mount], capture_output=True).returncode for mount in mounts)
+
+
+def limit_files(pids: list[int], size: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

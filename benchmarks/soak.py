@@ -22,8 +22,6 @@ benchmarks/results/soak.{json,md}, or soak_ranks with several. The exit code is 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
 import random
 import re
@@ -44,9 +42,21 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun has it; on small tensors threads only wait
 
-from _processes import LOOK_S, adopt_orphans, children, kill, orphans, private_disk, start, tree, wait
+from _bits import content, difference, names
+from _processes import (
+    adopt_orphans,
+    children,
+    is_running,
+    kill,
+    limit_files,
+    orphans,
+    private_disk,
+    start,
+    tree,
+    until,
+    wait,
+)
 from _report import report
-from safetensors import deserialize
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import adasim.__main__
@@ -67,7 +77,9 @@ ENOUGH_S = 300.0  # for an attempt: longer means that it hangs
 GONE_S = 60.0  # until what a kill orphaned is gone; an idle loader process looks every few seconds
 
 KILLS = ("process", "group", "loader", "save", "rank")
-LAUNCHER_LEFTOVER = re.compile(r"torchelastic_\w+")  # torchrun's own, where it is killed itself
+LAUNCHER_LEFTOVER = re.compile(
+    r"torchelastic_.*|pytorch-errorfile-.*"
+)  # of torch's launcher, where that is killed
 
 
 @dataclass
@@ -82,7 +94,7 @@ class Table:
     attempts: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     launchers: int = 0
-    """Folders of a killed torchrun."""
+    """What killed launchers of torch left."""
 
     @property
     def kills(self) -> int:
@@ -328,7 +340,8 @@ class Soak:
         strange += [name for name in temporary if not LAUNCHER_LEFTOVER.fullmatch(name)]
         strange += [f"/dev/shm/{name}" for name in sorted(set(os.listdir("/dev/shm")) - self.shared)]
         for name in temporary:
-            shutil.rmtree(Path(tempfile.gettempdir()) / name, ignore_errors=True)
+            path = Path(tempfile.gettempdir()) / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         if strange:
             self.complain(recipe, f"left over: {', '.join(strange)}", out, "")
 
@@ -364,26 +377,6 @@ def now() -> str:
     return time.strftime("%H:%M:%S")
 
 
-def is_running(pid: int) -> bool:
-    """Whether a child of ours does; it is not waited for, so that its exit code can still be read."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-
-def until(true: Callable[[], bool], pid: int) -> bool:
-    """Wait for it, as long as the process runs."""
-    while not true():
-        if not is_running(pid):
-            return False
-        time.sleep(LOOK_S)
-    return True
-
-
-def limit_files(pids: list[int], size: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
 def copy_photos(data: Path, folder: Path, count: int, draw: random.Random) -> Iterator[Path]:
     """Some of the images below `data`, in their folders."""
     kinds = (".jpg", ".jpeg", ".png", ".webp")
@@ -395,47 +388,6 @@ def copy_photos(data: Path, folder: Path, count: int, draw: random.Random) -> It
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
         yield copy
-
-
-# ---- what a run has left on disk ----
-
-
-def content(out: Path) -> dict[str, str]:
-    """All that must be the same, bit for bit: tensors one by one, counters, lists, losses."""
-    steps = (out / "checkpoints").iterdir()
-    newest = max(steps, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
-    manifest = json.loads((newest / "manifest.json").read_text())
-    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    files = [*newest.glob("*.safetensors"), *(out / "history" / one["name"] for one in manifest["history"])]
-    tensors = {
-        f"{file.stem}/{name}": digest(str(tensor["dtype"]), str(tensor["shape"]), bytes(tensor["data"]))
-        for file in files
-        for name, tensor in deserialize(file.read_bytes())
-    }
-    return {
-        **tensors,
-        "encoder": digest((out / "backbone.safetensors").read_bytes()),
-        "counters": json.dumps(manifest["info"]),
-        "losses": json.dumps([[line.get(key) for key in ("step", "epoch", "loss")] for line in metrics]),
-    }
-
-
-def digest(*parts: str | bytes) -> str:
-    sha = hashlib.sha256()
-    for part in parts:
-        sha.update(part.encode() if isinstance(part, str) else part)
-    return sha.hexdigest()
-
-
-def difference(found: dict[str, str], expected: dict[str, str]) -> str:
-    other = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
-    return f"{', '.join(other[:5])}" + (f" and {len(other) - 5} more" if len(other) > 5 else "")
-
-
-def names(out: Path) -> set[str]:
-    """Names below the folder, with their numbers and hashes left open, to see which do not belong there."""
-    paths = (str(path.relative_to(out)) for path in out.rglob("*"))
-    return {re.sub(r"(?<=-)[0-9a-f]{16}|\d+(\.\d+)*", "#", path) for path in paths}
 
 
 # ---- the whole ----
@@ -499,7 +451,7 @@ def main() -> None:
         "minutes": round((time.monotonic() - began) / 60),
     }
     if args.ranks > 1:
-        settings["folders that a killed torchrun left in the temporary folder"] = table.launchers
+        settings["what killed launchers of torch left in the temporary folder"] = table.launchers
     report("soak_ranks" if args.ranks > 1 else "soak", settings, table.rows(), "soak")
     print("\n".join(table.problems))
     sys.exit(bool(table.problems or table.tracebacks.total()))
