@@ -30,7 +30,8 @@ class Run:
     path: Path
     config: Config
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, say: Callable[[str], None] | None = None) -> None:
+        self._say = say or _warn
         self._folder = RunFolder.open(Path(path), lock=False)
         self.path, self.config = self._folder.path, self._folder.config
 
@@ -44,7 +45,7 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """What was logged, oldest first: `step`, and at some steps `loss`, `bootstrap_ratio`, ..."""
-        return read_metrics(self.path)
+        return read_metrics(self.path, self._say)
 
     def curve(self, name: str) -> dict[int, Any]:
         """{step: value} of one metric, at the steps that have it: `plt.plot(*zip(*run.curve("loss").items()))`."""
@@ -53,7 +54,7 @@ class Run:
     @property
     def results(self) -> list[Result]:
         """What `adasim eval` has measured so far, oldest first."""
-        return read_results(self.path, _warn) if (self.path / RESULTS_FILE).is_file() else []
+        return read_results(self.path, self._say) if (self.path / RESULTS_FILE).is_file() else []
 
     @cached_property
     def encoder(self) -> Backbone:
@@ -67,7 +68,7 @@ class Run:
         `run.memory.distribution([3], tau=0.2)` gives image 3's neighbours and their probabilities. None, with a
         warning that says why, if the run keeps no neighbours or has not saved any yet.
         """
-        return self.read_memory(_warn)
+        return self.read_memory(self._say)
 
     def read_memory(self, say: Callable[[str], None]) -> NeighborMemory | None:
         """`memory`, with what there is to say of it (why there is none, which lists are lost) given to `say`."""
@@ -115,13 +116,17 @@ class Run:
         return leave_out(images, self.config.data.exclude)
 
 
-def load_run(path: str | Path) -> Run:
+def load_run(path: str | Path, say: Callable[[str], None] | None = None) -> Run:
     """Open a run folder to look at it. Needs no GPU, takes no lock, changes nothing.
+
+    Args:
+        path: the run folder.
+        say: takes a sentence about each thing in it that is damaged; by default they are Python's warnings.
 
     >>> run = load_run("runs/demo")                                      # doctest: +SKIP
     >>> neighbours, p = run.memory.distribution([3], run.config.neighbors.tau)   # doctest: +SKIP
     """
-    return Run(path)
+    return Run(path, say)
 
 
 def _warn(sentence: str) -> None:

@@ -33,10 +33,19 @@ TIMES = (
 UNREADABLE_FILE = "unreadable.csv"
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, oldest first; one that a kill cut short is passed over."""
+def read_metrics(folder: Path, say: Callable[[str], None] = lambda sentence: None) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, oldest first; one that a kill cut short is passed over, and `say` is told
+    of others that cannot be read."""
     path = Path(folder) / "metrics.jsonl"
-    return [json.loads(line) for line in _lines_up_to(path, math.inf)] if path.exists() else []
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in _lines_up_to(path, math.inf)]
+    *whole, last = path.read_bytes().split(b"\n")
+    cut_short = not last or (last.startswith(b"{") and b"\0" not in last)
+    damaged = len(whole) - len(lines) + (not cut_short)
+    if damaged:
+        say(f"{path}: {damaged} {'lines are' if damaged > 1 else 'line is'} left out, as damaged.")
+    return lines
 
 
 class MetricsLog:

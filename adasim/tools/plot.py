@@ -70,7 +70,7 @@ def plot(
     several = [runs] if isinstance(runs, str | Path | Run) else runs
     if not several:
         raise UserError("Which runs? Name the folder of one, or of several.")
-    opened = [run if isinstance(run, Run) else load_run(run) for run in several]
+    opened = [run if isinstance(run, Run) else load_run(run, say) for run in several]
     opened = list({run.path.resolve(): run for run in opened}.values())  # each once
     files = check_figure([run.path for run in opened], None if out is None else Path(out))
     read = _with_epochs(opened, say)

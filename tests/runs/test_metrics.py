@@ -17,7 +17,7 @@ from torch import Tensor
 from adasim.api import pretrain
 from adasim.data import Batch, open_images
 from adasim.neighbors import NeighborMemory
-from adasim.runs.metrics import TIMES, MetricsLog, Pace
+from adasim.runs.metrics import TIMES, MetricsLog, Pace, read_metrics
 from adasim.train.report import neighbour_counts
 from adasim.train.state import TrainState
 
@@ -82,6 +82,21 @@ def test_a_full_disk_delays_metrics_and_stops_nothing(tmp_path: Path) -> None:
     assert forked(work) == (0, "")
     assert [line["step"] for line in lines(tmp_path)] == [*range(1, 40)]
     assert board(tmp_path) == [(step, float(step)) for step in range(1, 40)]
+
+
+def test_damaged_lines_are_told_and_one_that_a_kill_cut_short_is_not(tmp_path: Path) -> None:
+    said: list[str] = []
+    line, path = b'{"step": 1}\n', tmp_path / "metrics.jsonl"
+    for content, count in (
+        (line, 1),
+        (line + b'{"st', 1),
+        (b"{]\n" + line, 1),
+        (b"\x80\x04K", 0),
+        (b"{\0", 0),
+    ):
+        path.write_bytes(content)
+        assert len(read_metrics(tmp_path, said.append)) == count
+    assert said == [f"{path}: 1 line is left out, as damaged."] * 3
 
 
 # Time
