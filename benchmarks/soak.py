@@ -77,9 +77,7 @@ ENOUGH_S = 300.0  # for an attempt: longer means that it hangs
 GONE_S = 60.0  # until what a kill orphaned is gone; an idle loader process looks every few seconds
 
 KILLS = ("process", "group", "loader", "save", "rank")
-LAUNCHER_LEFTOVER = re.compile(
-    r"torchelastic_.*|pytorch-errorfile-.*"
-)  # of torch's launcher, where that is killed
+LAUNCHER_LEFTOVER = re.compile(r"torchelastic_.*|pytorch-errorfile-.*")  # of torch's launcher
 
 
 @dataclass
@@ -94,7 +92,7 @@ class Table:
     attempts: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     launchers: int = 0
-    """What killed launchers of torch left."""
+    """What torch's launchers left."""
 
     @property
     def kills(self) -> int:
@@ -451,7 +449,7 @@ def main() -> None:
         "minutes": round((time.monotonic() - began) / 60),
     }
     if args.ranks > 1:
-        settings["what killed launchers of torch left in the temporary folder"] = table.launchers
+        settings["what launchers of torch left in the temporary folder"] = table.launchers
     report("soak_ranks" if args.ranks > 1 else "soak", settings, table.rows(), "soak")
     print("\n".join(table.problems))
     sys.exit(bool(table.problems or table.tracebacks.total()))
