@@ -34,7 +34,7 @@ def test_killed_while_it_writes_a_command_leaves_nothing_half_written_and_can_be
     arguments, result = WRITERS[command]
 
     def work() -> None:
-        os.fsync = lambda handle: os.kill(os.getpid(), number)
+        os.fsync = lambda fd: os.kill(os.getpid(), number)
         main(arguments)
 
     code, said = forked(work)

@@ -557,7 +557,8 @@ def test_unreadable_images_are_named(
     main(["eval", "knn", str(run), "--data", str(data)])
     assert "b/011.png" in capsys.readouterr().out.replace("\n", "")
     linear = ["eval", "linear", str(run), "--data", str(data), "--augmented", "--epochs", "1", "--rates", "1"]
-    main([*linear, "--seed", "0"]), main([*linear, "--seed", "1"])
+    main([*linear, "--seed", "0"])
+    main([*linear, "--seed", "1"])
     assert all(
         111 <= line["settings"]["batch_size"] <= 112 for line in results(run)[1:]
     )  # of those that are left
