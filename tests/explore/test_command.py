@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import csv
+import itertools
 import json
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from explore.explored import Explored, explored
-from helpers import fill, in_one_line, photos_of_patterns, refusal, small_disk
+from helpers import fill, forked, in_one_line, photos_of_patterns, refusal, small_disk
 
 import adasim
 from adasim.cli.explore import TABLES
@@ -442,3 +444,29 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_old_page(
         assert "No space left" in refusal(command, capsys)
         assert page.read_bytes() == before
         assert sorted(path.name for path in disk.iterdir()) == ["full", "page.html"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [1, 2, 5])
+def test_killed_among_its_sheets_a_page_is_as_it_was_and_the_next_one_is_whole(
+    small: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("the page before")
+    calls = itertools.count(1)
+
+    def killed() -> None:
+        sync = os.fsync
+        monkeypatch.setattr(
+            os,
+            "fsync",
+            lambda handle: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == write else sync(handle),
+        )
+        write_page(page, small.found, inline_bytes=1000)
+
+    code, said = forked(killed)
+    assert code == -signal.SIGKILL, said
+    assert page.read_text() == "the page before"
+    write_page(page, small.found, inline_bytes=1000)
+    sheets = sorted((tmp_path / "page-sheets").iterdir())
+    assert [path.read_bytes() for path in sheets] == small.found.looks.sheets  # and nothing else is left

@@ -1,12 +1,14 @@
 """What a run does when it is asked to stop or to save: at once in words, then without losing anything."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from helpers import until
 from PIL import Image
-from pretrainings import STEP, WRITE, Digest, Ranks, Runs, Small, at, saved_steps
+from pretrainings import STEP, WRITE, Digest, Ranks, Runs, Small, _arguments, at, saved_steps
 
 from adasim.api import pretrain
 from adasim.train import loop
@@ -69,6 +71,29 @@ def test_whatever_asks_to_stop_the_run_is_saved_and_the_exit_code_says_so(
     assert "Continue with: adasim pretrain --resume" in run.said
     assert "Traceback" not in run.said
     assert 3 <= saved_steps(tmp_path / "run")[-1] <= 5
+
+
+def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(
+    small: Small, digest: Digest, tmp_path: Path
+) -> None:
+    """A real one: its end hangs up the run, whose words nobody can take any more."""
+    out = tmp_path / "run"
+    words = _arguments(small(epochs=5000, save__every_epochs=0), out)
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "adasim", *words])
+    os.set_blocking(terminal, False)
+
+    def trains() -> bool:
+        with suppress(BlockingIOError):
+            os.read(terminal, 1 << 16)  # or the run would wait for somebody to read its words
+        return (out / "metrics.jsonl").exists() and len((out / "metrics.jsonl").read_text()) > 2000
+
+    until(trains)
+    assert not any(out.glob("checkpoints/step-*"))
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 129
+    assert digest(out)  # of the checkpoint that it left
 
 
 def test_a_run_that_was_interrupted_in_its_last_step_is_complete_and_what_follows_is_not_started(
