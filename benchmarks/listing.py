@@ -35,10 +35,10 @@ from _report import extra_memory, report, resident_gb
 from torchvision.datasets import ImageFolder
 
 from adasim.data import FolderImages, check_same_data, describe, open_images, record
-from adasim.data.contents import hash_file, sample_ids
-from adasim.data.sources.listing import Listing
-from adasim.data.sources.record import SAMPLED_FILES, listing_file
-from adasim.data.sources.scan import refresh
+from adasim.data.decode import hash_file
+from adasim.data.identity import SAMPLED_FILES, listing_file
+from adasim.data.images import sample_ids
+from adasim.data.listing import Listing, refresh
 
 GOAL = 10.0  # seconds of processor time, to list and fingerprint ImageNet
 CLASSES = 1000

@@ -33,8 +33,8 @@ from torchvision.transforms import v2
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, FolderImages
 from adasim.data.crop_worker import CropWorker, Task
+from adasim.data.crops import ViewSettings
 from adasim.data.pool import TASK, task_rows
-from adasim.data.views import ViewSettings
 from adasim.registry import METHODS
 
 BATCH, SIZE = 256, 32

@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from adasim.data import open_images
-from adasim.data.sources.masks import open_masked
+from adasim.data.masks import open_masked
 from adasim.util.errors import UserError
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adasim.config import ViewsConfig
-from adasim.data.views import (
+from adasim.data.crops import (
     SOLARIZE_FROM,
     Changes,
     CropDraws,

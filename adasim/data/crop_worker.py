@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from adasim.config import ViewsConfig
+from adasim.data.crops import CropDraws, ViewSettings, crop_image, crop_reduced, reduction, view_uniforms
 from adasim.data.images import ImageSet, Unreadable
 from adasim.data.pool import TASK, Failed, WorkerPool, batches_ahead, carve, task_rows, wait_for
-from adasim.data.views import CropDraws, ViewSettings, crop_image, crop_reduced, reduction, view_uniforms
 from adasim.util import seeding
 from adasim.util.errors import UserError
 

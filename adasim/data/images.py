@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data.contents import sample_ids
 from adasim.util.errors import UserError
 
 MAX_CLASSES = 100_000
@@ -242,3 +242,8 @@ def distinct_classes(labels: Tensor | None, names: Sequence[str]) -> list[str]:
         return numbers
     counts = Counter(names)
     return [name if counts[name] == 1 else f"{name} ({i})" for i, name in enumerate(names)]
+
+
+def sample_ids(count: int, limit: int) -> list[int]:
+    """Which of `count` images are looked into: all up to the limit, else `limit` of them at even distances."""
+    return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64).tolist()

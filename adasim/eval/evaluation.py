@@ -13,7 +13,6 @@ from rich.text import Text
 from torch import Tensor
 
 from adasim.data import ImageSet, as_images, describe
-from adasim.data.sources.found import few
 from adasim.dist.devices import pick_device
 from adasim.eval.encoder import Encoder, open_encoder
 from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Features, weights_hash
@@ -26,6 +25,7 @@ from adasim.registry import EVALUATIONS
 from adasim.util import terminal
 from adasim.util.errors import UserError, suggest
 from adasim.util.fields import at_least
+from adasim.util.terminal import few
 
 Say = Callable[[str], None]
 """Takes a sentence for a person; the command line prints it."""

@@ -13,8 +13,8 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.data import ImageSet
+from adasim.data.masks import IGNORE, blank, require_same_size
 from adasim.data.pool import read_batches
-from adasim.data.sources.masks import IGNORE, blank, require_same_size
 from adasim.dist.devices import image_layout
 from adasim.eval.features import frozen, progress_bar, require_finite, require_size
 from adasim.models import Backbone

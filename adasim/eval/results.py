@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adasim.data.sources.found import few
 from adasim.runs.folder import versions
 from adasim.util.csv import escape_latex
 from adasim.util.errors import UserError
-from adasim.util.terminal import printable
+from adasim.util.terminal import few, printable
 
 RESULTS_FILE = "results.jsonl"
 NAMES = {

@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adasim.data.sources.masks import class_names, count_classes
+from adasim.data.masks import class_names, count_classes
 from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
 from adasim.eval.features import progress_bar
 from adasim.eval.patches import MaskBatches, PatchFeatures, counted

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet, describe, leave_out, open_images
-from adasim.data.sources.masks import open_masked
+from adasim.data.masks import open_masked
 from adasim.util import seeding
 from adasim.util.errors import MissingSplitError, UserError
 

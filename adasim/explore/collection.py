@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet
-from adasim.data.sources.excluded import file_key
+from adasim.data.sources import file_key
 from adasim.util.errors import UserError
 from adasim.util.terminal import printable, spelled
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet
-from adasim.data.sources.handed import was_handed_over
+from adasim.data.python import was_handed_over
 from adasim.explore import KINDS
 from adasim.explore.collection import Collection, collect
 from adasim.explore.open import Opened, Say, origin_in_words, own_images

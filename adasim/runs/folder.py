@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from adasim.config import Config
-from adasim.data.sources.listing import Listing
-from adasim.data.sources.record import read_listing
+from adasim.data.identity import read_listing
+from adasim.data.listing import Listing
 from adasim.registry import is_path
 from adasim.runs.access import (
     FOLDERS,

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from adasim.data import ImageSet, ImagesLike, as_images
-from adasim.data.sources.excluded import file_name
+from adasim.data.sources import file_name
 from adasim.eval.evaluation import Say, open_extractor
 from adasim.models import Backbone
 from adasim.options import Options

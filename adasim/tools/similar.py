@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from adasim.data import ImageSet, ImagesLike, Unreadable
-from adasim.data.sources.decode import decode
-from adasim.data.sources.excluded import file_name
+from adasim.data.decode import decode
+from adasim.data.sources import file_name
 from adasim.eval.evaluation import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen, require_finite
 from adasim.models import Backbone

@@ -28,11 +28,10 @@ from adasim.data import (
     open_images,
     record,
 )
-from adasim.data.sources.handed import AGAIN, source_of, was_handed_over
-from adasim.data.sources.listing import Listing
-from adasim.data.sources.opening import is_folder
-from adasim.data.sources.record import listing_file
-from adasim.data.sources.scan import refresh
+from adasim.data.identity import listing_file
+from adasim.data.listing import Listing, refresh
+from adasim.data.python import AGAIN, source_of, was_handed_over
+from adasim.data.sources import is_folder
 from adasim.dist.devices import deterministic, tf32_products, working_precision
 from adasim.dist.processes import Distributed
 from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, read_weights, start_from

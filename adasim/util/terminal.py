@@ -49,6 +49,13 @@ def shortened(name: object, letters: int) -> str:
     return shown if len(shown) <= letters else "…" + shown[1 - letters :]
 
 
+def few(words: Iterable[str], limit: int = 3) -> str:
+    """`a, b, c and 5 more`"""
+    words = list(words)
+    more = f" and {len(words) - limit:,} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more
+
+
 def _escaped(character: str) -> str:
     number = ord(character)
     if 0xDC80 <= number <= 0xDCFF:  # how Python names a byte that is not UTF-8

@@ -8,7 +8,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.config import ViewsConfig
-from adasim.data.views import (
+from adasim.data.crops import (
     SOLARIZE_FROM,
     Changes,
     CropDraws,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from adasim.data.sources.record import difference
+from adasim.data.identity import difference
 
 LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from adasim.config import DataConfig, ViewsConfig
 from adasim.data import ArrayImages, FolderImages, ImageSet, PairLoader, pool, worker_count
 from adasim.data.crop_worker import CropWorker, Task
+from adasim.data.crops import CropDraws, reduction, view_uniforms
 from adasim.data.pool import TASK, LostWorkerError
-from adasim.data.views import CropDraws, reduction, view_uniforms
 from adasim.util.errors import UserError
 from adasim.util.rgb import _TURNED
 

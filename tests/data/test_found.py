@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adasim.data import describe, open_images
-from adasim.data.sources import scan
-from adasim.data.sources.excluded import file_name
+from adasim.data import describe, listing, open_images
+from adasim.data.sources import file_name
 from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth
@@ -73,8 +72,8 @@ def test_a_folder_with_nothing_but_other_files_says_what_they_are(tmp_path: Path
 def test_heic_files_that_cannot_be_read_are_counted_and_the_command_that_reads_them_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "EXTENSIONS", frozenset(["png"]))  # as without pillow-heif
-    monkeypatch.setattr(scan, "_OFTEN", frozenset([".png"]))
+    monkeypatch.setattr(listing, "EXTENSIONS", frozenset(["png"]))  # as without pillow-heif
+    monkeypatch.setattr(listing, "_OFTEN", frozenset([".png"]))
     for i in range(9):
         (tmp_path / f"{i}.HEIC").write_bytes(b"?")
     with pytest.raises(UserError, match=r"found 9 \.heic \(to read them: pip install pillow-heif\)\.$"):

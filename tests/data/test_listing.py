@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from adasim.data import FolderImages, describe, open_images
-from adasim.data.contents import hash_file
-from adasim.data.sources.decode import EXTENSIONS
-from adasim.data.sources.listing import Listing, Names
-from adasim.data.sources.scan import refresh, scan
+from adasim.data.decode import EXTENSIONS, hash_file
+from adasim.data.listing import Listing, Names, refresh, scan
 
 ODD_NAMES = [
     *(
@@ -110,7 +108,7 @@ def test_folders_named_like_images_are_told_of_where_no_image_is_in_them(tmp_pat
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders that were changed just now count as having been left alone for long."""
-    monkeypatch.setattr(sys.modules["adasim.data.sources.scan"], "_SETTLED_NS", -(10**18))
+    monkeypatch.setattr(sys.modules["adasim.data.listing"], "_SETTLED_NS", -(10**18))
 
 
 def same(a: Listing | None, b: Listing) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, synthetic
 from adasim.data.crop_worker import first_readable
+from adasim.data.crops import UNIFORMS, CropDraws, crop_image
 from adasim.data.pool import LostWorkerError
-from adasim.data.views import UNIFORMS, CropDraws, crop_image
 from adasim.util import seeding
 from adasim.util.errors import UserError
 

@@ -23,7 +23,7 @@ from adasim.cli.main import main
 from adasim.config import ModelConfig
 from adasim.data import FolderImages, open_images, synthetic
 from adasim.data.images import Unreadable
-from adasim.data.sources.masks import open_masked
+from adasim.data.masks import open_masked
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.encoder import open_encoder
 from adasim.eval.features import extract

@@ -17,7 +17,7 @@ from adasim.api import evaluate, pretrain
 from adasim.cli.main import main
 from adasim.config import Config
 from adasim.data import describe, leave_out, open_images
-from adasim.data.sources.excluded import file_key
+from adasim.data.sources import file_key
 from adasim.explore.collection import collect
 from adasim.explore.open import open_run
 from adasim.options import ExploreOptions

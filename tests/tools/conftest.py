@@ -16,7 +16,7 @@ from torch import nn
 
 from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
 from adasim.data import open_images, record
-from adasim.data.sources.record import listing_file
+from adasim.data.identity import listing_file
 from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
 from adasim.runs.folder import RunFolder
 from adasim.util import seeding

@@ -100,11 +100,11 @@ def test_a_resume_starts_from_the_listing_of_the_run_where_folders_have_not_chan
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("adasim.data.sources.scan._SETTLED_NS", -(10**18))  # as if folders were old
+    monkeypatch.setattr("adasim.data.listing._SETTLED_NS", -(10**18))  # as if folders were old
     config, run = small(epochs=2, data__source=str(photos)), tmp_path / "run"
     pretrain(config, run)
     with monkeypatch.context() as patch:
-        patch.setattr("adasim.data.sources.folder.scan", never)
+        patch.setattr("adasim.data.image_folder.scan", never)
         pretrain(config, run, resume=True)
         assert "names, sizes and modification times of all 48 files agree" in capsys.readouterr().out
         content, time = (photos / "class0/04.bmp").read_bytes(), (photos / "class0/04.bmp").stat().st_mtime_ns

@@ -6,7 +6,7 @@ check was asked for, a hash of every byte of every file. Times alone decide noth
 have other ones. Where they differ, the contents must agree.
 
 What is in a folder may be a million lines. It is kept apart, in a file of its own (`listing_file`), which a resume
-also starts from (`adasim.data.sources.scan.refresh`). Records of versions before 0.3 have it among their facts.
+also starts from (`adasim.data.listing.refresh`). Records of versions before 0.3 have it among their facts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from adasim.data.contents import sample_ids
-from adasim.data.images import ImageSet
-from adasim.data.sources.folder import FolderImages
-from adasim.data.sources.found import few
-from adasim.data.sources.listing import Listing
+from adasim.data.image_folder import FolderImages
+from adasim.data.images import ImageSet, sample_ids
+from adasim.data.listing import Listing
 from adasim.util.errors import UserError
-from adasim.util.terminal import printable
+from adasim.util.terminal import few, printable
 
 SAMPLED_FILES = 4096
 _ENOUGH = 30

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data.contents import hash_file, open_regular
+from adasim.data.decode import EXTENSIONS, decode, hash_file, open_image, open_regular
+from adasim.data.image_folder import SPLIT_FOLDERS
 from adasim.data.images import ArrayImages, ImageSet, Unreadable
-from adasim.data.sources.decode import EXTENSIONS, decode, open_image
-from adasim.data.sources.folder import SPLIT_FOLDERS
-from adasim.data.sources.opening import open_images
+from adasim.data.sources import open_images
 from adasim.util.errors import MissingSplitError, UserError
 
 IGNORE = 255

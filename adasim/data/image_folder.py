@@ -12,16 +12,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data.contents import hash_file, sample_ids
-from adasim.data.images import ImageSet, Reduction
-from adasim.data.sources.decode import EXTENSIONS, HEIC_ENDINGS, decode, decode_reduced
-from adasim.data.sources.found import few, left_out_words, printable
-from adasim.data.sources.listing import GONE, Listing
-from adasim.data.sources.scan import scan
+from adasim.data.decode import EXTENSIONS, HEIC_ENDINGS, decode, decode_reduced, hash_file
+from adasim.data.images import ImageSet, Reduction, sample_ids
+from adasim.data.listing import GONE, Listing, scan
 from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.terminal import few, printable
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 _LOOKED_FOR = 256
+_CONVERTIBLE = {
+    *("avif", "jxl", "jp2", "j2k", "jpx", "psd", "svg", "eps", "exr", "tga", "ico", "pdf"),
+    *("raw", "dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "dcm"),
+}
+_WORDS = {  # of what is left out for another reason than its ending
+    ".": ("file without an ending", "files without an ending"),
+    "special": ("pipe, socket or device", "pipes, sockets or devices"),
+    "loop": ("link that leads back to a folder above it", "links that lead back to a folder above them"),
+    "folder": ("folder named like an image", "folders named like images"),
+    "closed": ("folder that cannot be opened", "folders that cannot be opened"),
+}
 
 
 class FolderImages(ImageSet):
@@ -166,3 +175,20 @@ def _classes(files: Listing) -> tuple[Tensor | None, list[str]]:
     number = {name: c for c, name in enumerate(names)}
     labels = np.repeat([number.get(top, 0) for top, _ in tops], files.counts)
     return torch.from_numpy(labels), [os.fsdecode(name) for name in names]
+
+
+def left_out_words(counts: Counter[str]) -> str:
+    """`9 .heic (to read them: pip install pillow-heif), 3 .cr2 (convert them to JPEG or PNG), 3 .txt`"""
+    words = []
+    for what, count in sorted(counts.items(), key=lambda item: (not _hint(item[0]), -item[1], item[0])):
+        one, many = _WORDS.get(what, (what, what))
+        words.append(f"{count:,} {printable(one if count == 1 else many)}{_hint(what)}")
+    return few(words, 6)
+
+
+def _hint(what: str) -> str:
+    """What to do about files with this ending that are images, too."""
+    ending = what.removeprefix(".")
+    if ending in HEIC_ENDINGS:
+        return " (to read them: pip install pillow-heif)"
+    return " (convert them to JPEG or PNG)" if ending in _CONVERTIBLE else ""

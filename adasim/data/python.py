@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from adasim.data.contents import UNREADABLE, hash_bytes, sample_ids
+from adasim.data.decode import UNREADABLE, hash_bytes
 from adasim.data.images import (
     MAX_CLASSES,
     ArrayImages,
@@ -22,8 +22,9 @@ from adasim.data.images import (
     Unreadable,
     distinct_classes,
     numbered_classes,
+    sample_ids,
 )
-from adasim.data.sources.opening import open_images
+from adasim.data.sources import open_images
 from adasim.registry import SOURCES
 from adasim.util.errors import UserError
 from adasim.util.rgb import to_tensor

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from adasim.data import check_same_data, open_images, record
-from adasim.data.sources.listing import Listing
-from adasim.data.sources.record import listing_file
+from adasim.data.identity import listing_file
+from adasim.data.listing import Listing
 from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth
@@ -112,7 +112,7 @@ def test_a_copy_with_other_modification_times_is_accepted_by_its_contents(tmp_pa
 @pytest.fixture
 def few_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred files are as many as a million: only 34 are looked into, every third."""
-    monkeypatch.setattr(sys.modules["adasim.data.sources.record"], "SAMPLED_FILES", 34)
+    monkeypatch.setattr(sys.modules["adasim.data.identity"], "SAMPLED_FILES", 34)
 
 
 @pytest.mark.usefixtures("few_sampled")

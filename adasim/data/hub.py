@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adasim.data.contents import UNREADABLE, hash_bytes, hash_file, open_regular
+from adasim.data.decode import UNREADABLE, hash_bytes, hash_file, open_image, open_regular
 from adasim.data.images import ImageSet, Reduction, Unreadable
-from adasim.data.sources.decode import open_image
-from adasim.data.sources.found import few
 from adasim.registry import SOURCES
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.rgb import reduce_jpeg, to_tensor
+from adasim.util.terminal import few
 
 
 class HuggingFaceImages(ImageSet):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data.contents import open_regular
+from adasim.data.decode import open_regular
 from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet
-from adasim.data.sources.found import few, printable
 from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.terminal import few, printable
 
 
 def open_npz(path: str, split: str) -> ImageSet:

@@ -10,8 +10,8 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.config import ViewsConfig
-from adasim.data import BatchedViews, augment, views
-from adasim.data.views import (
+from adasim.data import BatchedViews, augment, crops
+from adasim.data.crops import (
     UNIFORMS,
     Boxes,
     Changes,
@@ -52,7 +52,7 @@ def test_crops_and_flips_of_a_batch_are_torchvisions(recipe: str, size: int) -> 
     images = smooth(12, 40, 36)
     settings = ViewSettings.of(ViewsConfig(**METHODS[recipe].VIEWS, size=size, scale=(0.1, 1.0)), 1)
     boxes, changes = drawn(settings, len(images), 40, 36)
-    ours = views.crop_batch(images, settings, boxes, changes.flip)
+    ours = crops.crop_batch(images, settings, boxes, changes.flip)
     assert changes.flip.any()
     assert not changes.flip.all()
     for i, image in enumerate(images.float() / 255):
@@ -71,7 +71,7 @@ def test_the_crop_of_one_image_is_torchvisions(recipe: str, channels_last: bool)
         images = images.contiguous(memory_format=torch.channels_last)
     boxes, _ = drawn(settings, 8, 90, 120)
     for i, image in enumerate(images):
-        ours = views.crop_image(image, settings, tuple(box(boxes, i)))  # type: ignore[arg-type]
+        ours = crops.crop_image(image, settings, tuple(box(boxes, i)))  # type: ignore[arg-type]
         mode = InterpolationMode(settings.interpolation)
         theirs = TF.resized_crop(image.contiguous(), *box(boxes, i), [64, 64], mode, antialias=True)
         assert (ours.int() - theirs.int()).abs().max() <= 1
@@ -166,7 +166,7 @@ def test_views_are_torchvisions_whether_cropped_in_memory_or_one_by_one(
     settings = batched.settings[view]
     draws = CropDraws.of(settings, seeding.uniform(5, f"view{view}", 2, ids, UNIFORMS))
     cut = [
-        views.crop_image(image.expand(3, -1, -1), settings, draws.box(i, 40, 32))
+        crops.crop_image(image.expand(3, -1, -1), settings, draws.box(i, 40, 32))
         for i, image in enumerate(images)
     ]
     one_by_one = batched.of_crops(torch.stack(cut), view, 5, 2, ids)
@@ -267,7 +267,7 @@ def test_strength_zero_leaves_only_crop_and_flip() -> None:
     images, ids = smooth(30, 32, 32), torch.arange(30)
     uniforms = seeding.uniform(0, "view2", 0, ids, UNIFORMS)
     boxes = CropDraws.of(settings, uniforms).boxes(torch.full((30,), 32), torch.full((30,), 32))
-    expected = views.crop_batch(images, settings, boxes, draw_changes(settings, uniforms).flip)
+    expected = crops.crop_batch(images, settings, boxes, draw_changes(settings, uniforms).flip)
     assert torch.equal(BatchedViews(config)(images, 2, 0, 0, ids), expected)
 
 

@@ -1,1 +1,0 @@
-"""Where images come from: folders, .npz files, Hugging Face, Python; what was found; is it still the same?"""
