@@ -25,7 +25,8 @@ from adasim.models import EvalTransform
 from adasim.recipes import for_epochs, get_recipe
 from adasim.run import load_run
 from adasim.runs.folder import RunFolder
-from adasim.tools import forecast, photos
+from adasim.tools import photos
+from adasim.tools.plan import warning
 from adasim.train.budget import Speed, time_steps
 from adasim.util.errors import UserError
 
@@ -136,8 +137,7 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
 def test_method_and_pairs_may_be_others(
     options: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in (photos, forecast):
-        monkeypatch.setattr(room, "time_steps", of_known_speed)
+    monkeypatch.setattr(photos, "time_steps", of_known_speed)
     out = tmp_path / "run"
     asked = ["--data", str(folder), "--out", str(out), "--hours", "0.0005", "--yes", *QUICK]
     main(["pretrain", "photos", *asked, *options])
@@ -147,8 +147,7 @@ def test_method_and_pairs_may_be_others(
 def test_the_plan_that_is_shown_is_the_one_that_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for room in (photos, forecast):
-        monkeypatch.setattr(room, "time_steps", lambda *_, **__: Speed(100, 0.01))
+    monkeypatch.setattr(photos, "time_steps", lambda *_, **__: Speed(100, 0.01))
     started: list[Config] = []
     monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
     asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes", *QUICK]
@@ -313,14 +312,14 @@ def test_the_help_of_photos_lists_the_options_of_a_recipe(capsys: pytest.Capture
 def test_little_data_from_scratch_is_warned_of() -> None:
     config = get_recipe("desk-resnet")
     config.data.source = "photos"
-    told = forecast.warning(config, 3000)
+    told = warning(config, 3000)
     assert told
     assert "--model.init" in told
-    assert forecast.warning(config, 50_000) is None
+    assert warning(config, 50_000) is None
     config.epochs = 10
-    assert forecast.warning(config, 50_000)
+    assert warning(config, 50_000)
     config.model.init = "resnet18"
-    assert forecast.warning(config, 3000) is None
+    assert warning(config, 3000) is None
 
 
 def test_weights_of_another_model_are_refused_before_anything_is_timed(

@@ -20,7 +20,7 @@ from adasim.models import build_backbone
 from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.neighbors.sharded import shard
 from adasim.recipes import get_recipe
-from adasim.tools import forecast
+from adasim.tools import plan as planning
 from adasim.tools.plan import Plan, PlanArguments, make_plan
 from adasim.util.errors import UserError
 
@@ -49,7 +49,7 @@ def test_memory_and_checkpoint_are_the_tensors_bytes(
     assert plan.int8_bytes == held
     saved = sum(tensor.nbytes for name, tensor in state.items() if not name.startswith("history"))
     assert plan.checkpoint_bytes == saved
-    assert plan.epoch_file_bytes == sum(t.nbytes for t in memory.epoch_lists(0).values())
+    assert plan.current_bytes == sum(t.nbytes for t in memory.epoch_lists(0).values())
 
 
 def work(folder: Path, stage: int) -> dict[str, Any]:
@@ -180,12 +180,12 @@ def test_a_recipe_is_planned_on_its_images_and_this_machine(
 def test_the_forecast_counts_the_cache_that_there_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 and a copy in int8 on a CPU, float16 alone on an accelerator."""
     monkeypatch.setattr("adasim.tools.plan.INT8_FROM", 1)
-    monkeypatch.setattr("adasim.tools.forecast.scaled", lambda count, unit: str(int(count)))
+    monkeypatch.setattr("adasim.tools.plan.scaled", lambda count, unit: str(int(count)))
     images, config = open_images("synthetic:64"), get_recipe("desk-resnet")
 
     def held(device: str, cache: Literal["auto", "float16"] = "auto") -> int:
         changed = replace(config, neighbors=replace(config.neighbors, cache=cache))
-        found = {what: why for what, _, why in forecast.lines(changed, images, device, 1e9, 1.0, 16)}
+        found = {what: why for what, _, why in planning.lines(changed, images, device, 1e9, 1.0, 16)}
         return int(found["neighbours"].split(";")[0])
 
     values = 64 * build_backbone(config.model, 32, student=False).dim
@@ -207,7 +207,7 @@ def test_recipes_are_told_in_the_help_and_photos_has_its_plan_elsewhere(
 def test_a_plan_says_what_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(forecast, "free_bytes", lambda device: 3e7)
+    monkeypatch.setattr(planning, "free_bytes", lambda device: 3e7)
     with pytest.raises(SystemExit):
         main(["plan", "desk-resnet", "--data", "synthetic:64", "--batch-size", "64", "--device", "cpu"])
     assert "are free on cpu. Use --batch-size" in " ".join(capsys.readouterr().err.split())

@@ -69,8 +69,8 @@ def photos(arguments: Sequence[str]) -> None:
         raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")
 
     from adasim.api import pretrain as run
-    from adasim.tools.forecast import show, warning
     from adasim.tools.photos import propose
+    from adasim.tools.plan import show, warning
 
     proposal = propose(
         source,

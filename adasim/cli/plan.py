@@ -16,9 +16,9 @@ def main(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         asked = read_options(PlanArguments, arguments, "plan")
 
-        from adasim.tools.plan import make_plan, show
+        from adasim.tools.plan import make_plan, show_plan
 
-        return show(make_plan(asked), terminal.console(width=110))
+        return show_plan(make_plan(asked), terminal.console(width=110))
     if arguments[0] == "photos":
         raise UserError(
             "`photos` makes its plan from your images and your machine: adasim pretrain photos --data DIR shows it, "
@@ -27,6 +27,6 @@ def main(arguments: Sequence[str]) -> None:
     parsed = configured(arguments[0], arguments[1:], f"adasim plan {arguments[0]}")
     check_paths(parsed.config)
 
-    from adasim.tools.forecast import forecast
+    from adasim.tools.plan import forecast
 
     forecast(parsed.config, terminal.console())

@@ -34,7 +34,7 @@ from adasim.methods import DinoSettings, SimSiamSettings
 from adasim.models import build_from, read_weights
 from adasim.recipes import for_epochs, from_weights
 from adasim.registry import METHODS
-from adasim.tools.forecast import Line, lines
+from adasim.tools.plan import Line, lines
 from adasim.train.budget import Footprint, choose_micro_batches, free_bytes, time_steps
 from adasim.util.errors import UserError
 from adasim.util.units import duration, scaled

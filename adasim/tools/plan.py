@@ -1,14 +1,17 @@
-"""What a run will need before it is started: memory, traffic and arithmetic of the neighbour memory, and advice.
+"""What a run will need, told before it is started: on this machine and these images, or of any size.
 
+    adasim plan dino-vit-s16 --data ~/photos --batch-size 64
     adasim plan --images 1281167 --dim 384 --ranks 8 --window 50 --k 10 --batch 1024
 
-Sizes are sums over the tensors that `ShardedMemory` allocates and exchanges, byte by byte, not estimates;
-arithmetic is counted by running the method on tensors without storage.
+The first opens the images and times a few steps. Of the second, sizes are sums over the tensors that `ShardedMemory`
+allocates and exchanges, byte by byte, not estimates; arithmetic is counted by running the method on tensors without
+storage.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,20 +22,38 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.config import Config, ModelConfig, ViewsConfig
+from adasim.data import ImageSet, Unreadable, describe, leave_out, open_images, worker_count
 from adasim.dist.processes import Distributed
 from adasim.models import build_backbone
 from adasim.models.backbone import VITS
 from adasim.neighbors.memory import INT8_FROM
 from adasim.neighbors.search_gpu import buffer_bytes
 from adasim.options import PlanArguments
-from adasim.train.budget import Footprint
+from adasim.registry import PAIRS
+from adasim.train.budget import OVERHEAD, Footprint, choose_micro_batches, free_bytes, time_steps
+from adasim.train.state import bytes_on_disk, memory_options
 from adasim.util.errors import UserError
 from adasim.util.fields import between
-from adasim.util.units import scaled
+from adasim.util.units import duration, scaled
 
+Line = tuple[str, str, str]
+"""What, how much, why. A line with a what alone is a heading."""
 _ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
 _LIST = 8  # bytes of a list's entry: an int32 id and an fp32 similarity
 _SMALL_SHARE = 0.2  # of a step's arithmetic that exact search may take before it is called expensive
+_LOOKED_AT = 24  # images whose size is looked up
+# On 5,000 photographs of CIFAR-10, 200 times each, a small ResNet got well past raw pixels (docs/results.md); on
+# 3,068 of clothes it did not (docs/use.md).
+_ENOUGH_IMAGES, _ENOUGH_VIEWS = 5_000, 1_000_000
+
+
+def show(lines: list[Line], console: Console) -> None:
+    """Lines as a table. Headings are bold; where there are none, the first column is."""
+    headed = any(not value for _, value, _ in lines)
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for what, value, why in lines:
+        table.add_row(Text(what, "" if headed and value else "bold"), value, Text(why, "dim"))
+    console.print(table)
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,7 @@ class Plan:
 
     @property
     def current_bytes(self) -> int:
+        """Lists of one epoch; of a finished one they are a file, written once and kept for w epochs."""
         return self.rows * self.k * _LIST
 
     @property
@@ -106,11 +128,6 @@ class Plan:
     def checkpoint_bytes(self) -> int:
         """The memory's part of one checkpoint, of one rank: cache, lists of the epoch in progress, counters."""
         return self.cache_bytes + self.current_bytes + 9
-
-    @property
-    def epoch_file_bytes(self) -> int:
-        """Lists of a finished epoch, of one rank: written once, kept for w epochs."""
-        return self.rows * self.k * _LIST
 
     # ---- traffic of one rank ----
 
@@ -159,11 +176,8 @@ class Plan:
     @property
     def search_share(self) -> float | None:
         """The search's part of a step's arithmetic; that of the rows' share is the same for any R."""
-        return (
-            None
-            if self.training_flops is None
-            else self.search_flops / (self.search_flops + self.training_flops)
-        )
+        flops = self.training_flops
+        return None if flops is None else self.search_flops / (self.search_flops + flops)
 
     def advice(self) -> list[str]:
         """Sentences a person can act on."""
@@ -222,66 +236,164 @@ def make_plan(arguments: PlanArguments) -> Plan:
     return Plan(a.images, dim, a.ranks, a.window, a.k, a.batch, a.cache, backbone, a.size)
 
 
-def show(plan: Plan, console: Console) -> None:
-    """The plan as a table."""
-    table = Table(box=None, padding=(0, 2), show_header=False)
-
-    def row(what: str, value: str, why: str) -> None:
-        table.add_row(what, value, Text(why, "dim"))
-
-    rows = f"{plan.rows:,} rows"
-    table.add_row(Text("Memory of one rank", "bold"))
-    row("feature cache", _bytes(plan.cache_bytes), f"device: {rows} x {plan.dim}, {plan.cache}")
-    row("int8 copy", _bytes(plan.int8_bytes), "on CPUs only: speeds the exact search up")
-    row(
-        "history",
-        _bytes(plan.history_bytes),
-        f"main memory: {rows} x {plan.window} epochs x {plan.k} x {_LIST} bytes",
-    )
-    row("epoch in progress", _bytes(plan.current_bytes), "main memory")
-    row("search buffers", _bytes(plan.search_bytes), "on accelerators, during a step")
-    row("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step")
-    row("order and partners", _bytes(plan.replicated_bytes), "main memory: of all images, on every rank")
-    if plan.training is not None:
+def sizes(plan: Plan) -> list[Line]:
+    """The table of a plan."""
+    rows, share = f"{plan.rows:,} rows", plan.batch // plan.ranks
+    network, training = f"DINO, {plan.backbone}", plan.training
+    history = f"main memory: {rows} x {plan.window} epochs x {plan.k} x {_LIST} bytes"
+    lines = [
+        ("Memory of one rank", "", ""),
+        ("feature cache", _bytes(plan.cache_bytes), f"device: {rows} x {plan.dim}, {plan.cache}"),
+        ("int8 copy", _bytes(plan.int8_bytes), "on CPUs only: speeds the exact search up"),
+        ("history", _bytes(plan.history_bytes), history),
+        ("epoch in progress", _bytes(plan.current_bytes), "main memory"),
+        ("search buffers", _bytes(plan.search_bytes), "on accelerators, during a step"),
+        ("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step"),
+        ("order and partners", _bytes(plan.replicated_bytes), "main memory: of all images, on every rank"),
+    ]
+    if training is not None:
         precision = "fp32" if plan.cache == "float32" else "bf16"
-        why = f"device: DINO, {plan.backbone}, {plan.batch // plan.ranks} images, {precision}: weights, activations"
-        row("training", _bytes(plan.training.training_bytes(plan.batch // plan.ranks)), why)
-    table.add_row(Text("Files", "bold"))
-    row("checkpoint", _bytes(plan.checkpoint_bytes), "of one rank: cache and epoch in progress")
-    row(
-        "lists of an epoch",
-        _bytes(plan.epoch_file_bytes),
-        f"of one rank: written once, {plan.window} are kept",
-    )
-    if plan.training is not None:
-        row(
-            "weights",
-            _bytes(plan.training.checkpoint_bytes),
-            f"DINO, {plan.backbone}: both networks, moments",
-        )
-    table.add_row(Text("Received by one rank", "bold"))
-    row("neighbours, per step", _bytes(plan.step_wire_bytes), "queries, candidates, merged lists")
+        why = f"device: {network}, {share} images, {precision}: weights, activations"
+        lines.append(("training", _bytes(training.training_bytes(share)), why))
+    lines += [
+        ("Files", "", ""),
+        ("checkpoint", _bytes(plan.checkpoint_bytes), "of one rank: cache and epoch in progress"),
+        (
+            "lists of an epoch",
+            _bytes(plan.current_bytes),
+            f"of one rank: written once, {plan.window} are kept",
+        ),
+    ]
+    if training is not None:
+        lines.append(("weights", _bytes(training.checkpoint_bytes), f"{network}: both networks, moments"))
+    lines += [
+        ("Received by one rank", "", ""),
+        ("neighbours, per step", _bytes(plan.step_wire_bytes), "queries, candidates, merged lists"),
+    ]
     if plan.gradient_wire_bytes is not None:
-        row("gradients, per step", _bytes(plan.gradient_wire_bytes), "fp32, for comparison")
-    row("partners, per epoch", _bytes(plan.epoch_wire_bytes), "int32")
-    table.add_row(Text("Arithmetic of one rank, per step", "bold"))
-    row("exact search", _flops(plan.search_flops), f"{plan.batch} queries x {rows} x {plan.dim}")
-    if plan.training_flops is not None and plan.search_share is not None:
-        why = f"DINO, {plan.backbone}, {plan.batch // plan.ranks} images of {plan.size} pixels, two views"
-        row("training", _flops(plan.training_flops), why)
-        row("search / both", f"{plan.search_share:.1%}", "")
-    console.print(table)
+        lines.append(("gradients, per step", _bytes(plan.gradient_wire_bytes), "fp32, for comparison"))
+    lines += [
+        ("partners, per epoch", _bytes(plan.epoch_wire_bytes), "int32"),
+        ("Arithmetic of one rank, per step", "", ""),
+        ("exact search", scaled(plan.search_flops, "FLOP"), f"{plan.batch} queries x {rows} x {plan.dim}"),
+    ]
+    if plan.training_flops is not None:
+        why = f"{network}, {share} images of {plan.size} pixels, two views"
+        lines.append(("training", scaled(plan.training_flops, "FLOP"), why))
+        lines.append(("search / both", f"{plan.search_share:.1%}", ""))
+    return lines
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """The plan as a table, and its advice."""
+    show(sizes(plan), console)
     console.print()
     for sentence in plan.advice():
         console.print(f"- {sentence}", soft_wrap=True)
 
 
+def forecast(config: Config, console: Console) -> None:
+    """Open the images, count what a step needs, time a few steps, and show all of it as a table."""
+    with Distributed.start(config.device) as ranks:
+        if ranks.world > 1:
+            raise UserError(
+                "`adasim plan RECIPE` measures in one process. Start it without torchrun or srun."
+            )
+        images = leave_out(open_images(config.data.source, size=config.views.size), config.data.exclude)
+        config.check(len(images), images.labels is not None)
+        console.print(describe(images), soft_wrap=True)
+        free = free_bytes(ranks.device)
+        count, note = choose_micro_batches(config, ranks, free)
+        at_once = config.batch_size // count
+        if note:
+            console.print(note, soft_wrap=True)
+        console.print("Timing a few steps ...")
+        speed = time_steps(config, images, ranks, at_once=at_once).images_per_second
+    console.print()
+    show(lines(config, images, str(ranks.device), free, speed, at_once), console)
+    if told := warning(config, len(images)):
+        console.print(told, soft_wrap=True)
+
+
+def warning(config: Config, images: int) -> str | None:
+    """A sentence where the encoder will probably be no better than raw pixels."""
+    drawn = config.data.source.startswith("synthetic")
+    if config.model.init or drawn or (images >= _ENOUGH_IMAGES and images * config.epochs >= _ENOUGH_VIEWS):
+        return None
+    return (
+        f"{images:,} images, {config.epochs} times each, are little to learn from: the encoder will hardly be better "
+        f"than raw pixels. Go on from trained weights instead (--model.init, see docs/use.md), or use such "
+        f"weights as they are: adasim explore --backbone NAME --data {config.data.source}"
+    )
+
+
+def lines(
+    config: Config, images: ImageSet, device: str, free: float, speed: float, at_once: int
+) -> list[Line]:
+    """The table of a run that takes `at_once` images through the network at a time, at a measured speed."""
+    footprint = Footprint.count(config, device=torch.device(device))
+    epoch = len(images) / speed
+    readers = worker_count(config.data.workers)
+    read_by = f"read by {readers} process{'' if readers == 1 else 'es'}"
+    told: list[Line] = [
+        ("images", f"{len(images):,}", f"about {median_size(images)} pixels; {read_by}"),
+        ("machine", device, f"{os.cpu_count()} cores, {_bytes(free)} of memory free"),
+        (
+            "model",
+            f"{config.model.name} at {config.views.size} pixels",
+            f"{config.method}, from {config.model.init or 'scratch'}",
+        ),
+        (
+            "batch",
+            str(config.batch_size),
+            f"{at_once} at once, which takes about {_bytes(OVERHEAD * footprint.training_bytes(at_once))}",
+        ),
+        ("speed", f"{speed:,.3g} images/s", f"measured; {duration(epoch)} an epoch"),
+        ("epochs", str(config.epochs), f"{duration(config.epochs * epoch)} in all"),
+    ]
+    with torch.device("meta"):
+        width = build_backbone(config.model, config.views.size, student=False).dim
+    keep, weights = config.save.keep, footprint.checkpoint_bytes
+    one, history = bytes_on_disk(weights, width)
+    options = memory_options(config)
+    if options is not None:
+        on_cpu = torch.device(device).type == "cpu"
+        cache = config.neighbors.cache
+        dtype = cache if cache != "auto" else "float32" if on_cpu else "float16"
+        plan = Plan(len(images), width, 1, options["window"], options["k"], config.batch_size, dtype)
+        means = 4 * len(images) * width if "mean_decay" in options else 0
+        held = plan.cache_bytes + means
+        if options["lists"]:
+            held += plan.history_bytes + (plan.int8_bytes if on_cpu else 0)
+            what = f"w = {options['window']}, K = {options['k']}"
+        else:
+            what = "a running mean of each image's features"
+        words, policy = _bytes(held), PAIRS[config.pairs]
+        if policy.draws_from_memory and policy.reads_lists and options["window"] < config.epochs:
+            words += f"; partners are drawn from epoch {options['window'] + 1} on"
+        told.append(("neighbours", what, words))
+        memory = plan.checkpoint_bytes + means
+        one, history = bytes_on_disk(weights, width, memory, plan.current_bytes, options["window"], keep)
+    told.append(("disk", f"about {_bytes(keep * one + history)}", f"{keep} checkpoints"))
+    return told
+
+
+def median_size(images: ImageSet) -> str:
+    """Of the median image of a few, by number of pixels."""
+    shapes = []
+    for i in range(0, len(images), max(1, len(images) // _LOOKED_AT)):
+        try:
+            shapes.append(tuple(images.load(i).shape[-2:]))
+        except Unreadable:
+            continue
+    if not shapes:
+        return "unknown"
+    height, width = sorted(shapes, key=math.prod)[len(shapes) // 2]
+    return f"{width} x {height}"
+
+
 def _bytes(count: float) -> str:
     return scaled(count, "B")
-
-
-def _flops(count: float) -> str:
-    return scaled(count, "FLOP")
 
 
 def _count(count: float) -> str:

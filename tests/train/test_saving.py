@@ -20,7 +20,7 @@ from adasim.data import Batch, open_images
 from adasim.dist.processes import ALONE
 from adasim.models import build_backbone, save_backbone
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.tools.forecast import lines
+from adasim.tools.plan import lines
 from adasim.train.budget import disk_needed
 from adasim.train.loop import Training
 from adasim.train.state import TrainState, build_state
