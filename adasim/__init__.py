@@ -18,7 +18,7 @@ The names most people need, loaded when first used so that `adasim.neighbors` ne
 from importlib import import_module
 from typing import Any
 
-from adasim.util.cores import spin_briefly
+from adasim.util.machine import spin_briefly
 
 spin_briefly()  # torch, which is imported later, reads the setting once
 

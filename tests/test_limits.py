@@ -13,7 +13,7 @@ import pytest
 from helpers import forked, names
 
 from adasim.cli import main as cli
-from adasim.util.limits import refused_by_system, require_enough
+from adasim.util.machine import refused_by_system, require_enough
 
 COMMANDS = {
     "pretrain": ["demo", "--out", "new"],

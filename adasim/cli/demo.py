@@ -12,8 +12,8 @@ from rich.text import Text
 from adasim.cli.options import read_options
 from adasim.runs.access import check_out
 from adasim.util import terminal
-from adasim.util.cores import OtherProcesses
 from adasim.util.errors import UserError
+from adasim.util.machine import OtherProcesses
 
 
 @dataclass(kw_only=True)

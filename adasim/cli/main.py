@@ -33,7 +33,7 @@ from adasim.cli.options import load_plugins
 from adasim.util import terminal
 from adasim.util.errors import UserError, closest
 from adasim.util.interrupts import Stopped, is_first
-from adasim.util.limits import refused_by_system, require_enough
+from adasim.util.machine import refused_by_system, require_enough
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("adasim.cli.demo", "three minutes on generated images: pretrain, then k-NN accuracy"),

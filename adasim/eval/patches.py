@@ -16,11 +16,12 @@ from adasim.data import ImageSet
 from adasim.data.masks import IGNORE, blank, require_same_size
 from adasim.data.pool import read_batches
 from adasim.dist.devices import image_layout
-from adasim.eval.features import frozen, progress_bar, require_finite, require_size
+from adasim.eval.features import frozen, require_finite, require_size
 from adasim.models import Backbone
 from adasim.models.transform import EvalTransform
 from adasim.util import seeding
 from adasim.util.errors import UserError
+from adasim.util.terminal import progress_bar
 
 MaskBatches = Iterable[tuple[Tensor, Tensor]]
 """(B, D, h, w) patch features and their (B, H, W) masks, batch after batch."""

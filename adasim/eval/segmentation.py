@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from adasim.data.masks import class_names, count_classes
 from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
-from adasim.eval.features import progress_bar
 from adasim.eval.patches import MaskBatches, PatchFeatures, counted
 from adasim.eval.splits import Split
 from adasim.eval.tensors import check_positive, some_ids
@@ -22,6 +21,7 @@ from adasim.registry import EVALUATIONS
 from adasim.util import seeding
 from adasim.util.errors import UserError
 from adasim.util.fields import at_least
+from adasim.util.terminal import progress_bar
 
 SEGMENTATION_SIZE = 2
 """Segmentation looks at images twice the side of the encoder's own: 448 for 224, as published."""

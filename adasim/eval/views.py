@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
-from adasim.eval.features import encode, frozen, progress_bar
+from adasim.eval.features import encode, frozen
 from adasim.eval.tensors import check_features
 from adasim.models.transform import EvalTransform
 from adasim.neighbors import search
@@ -22,6 +22,7 @@ from adasim.registry import EVALUATIONS
 from adasim.util import seeding
 from adasim.util.fields import at_least
 from adasim.util.spread import rankme
+from adasim.util.terminal import progress_bar
 
 _RANKED = 25_600  # images that RankMe looks at, as in the paper
 _BATCH = 64

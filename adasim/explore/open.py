@@ -13,7 +13,7 @@ from torch import Tensor
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, describe, leave_out, open_images
 from adasim.eval.evaluation import Extractor, Say, open_extractor
-from adasim.eval.features import encode, frozen, progress_bar
+from adasim.eval.features import encode, frozen
 from adasim.explore.collection import Collection, collect, given_features
 from adasim.explore.support import WIDTH, Support, support_of_features, support_of_memory, with_more
 from adasim.neighbors import NeighborMemory
@@ -21,6 +21,7 @@ from adasim.options import TAU, ExploreOptions, Options, refuse_unused
 from adasim.registry import is_path
 from adasim.run import Run, load_run
 from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.terminal import progress_bar
 
 _BATCH = 256
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet
-from adasim.eval.features import progress_bar
 from adasim.explore.collection import Collection
 from adasim.explore.hunts import Findings, LabelMass, hunt
 from adasim.explore.lists import Table, tables
@@ -28,7 +27,7 @@ from adasim.explore.open import Opened, Say
 from adasim.explore.support import Support
 from adasim.tools.outputs import SHEET_NAME, sheets_folder
 from adasim.util.files import atomic_write, remove_leftovers
-from adasim.util.terminal import printable
+from adasim.util.terminal import printable, progress_bar
 
 PAGE_SUPPORT = 12
 """Neighbours of each image on the page."""

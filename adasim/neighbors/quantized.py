@@ -83,7 +83,7 @@ class QuantizedRows:
 
 
 class Int8Product:
-    """Products of int8 codes, exact in int32; the margin is the codes' own error. A `Product` of `search_cpu`."""
+    """Products of int8 codes, exact in int32; the margin is the codes' own error. A `Product` of `search`."""
 
     one_pass = 32
 

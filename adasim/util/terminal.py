@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
@@ -124,6 +124,21 @@ def discard_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.__stdout__.fileno())  # type: ignore[union-attr]
         os.close(nowhere)
+
+
+@contextmanager
+def progress_bar(text: str, total: int, wanted: bool = True) -> Iterator[Callable[[int], None]]:
+    """A function to call with how much more is done; the bar is shown on a terminal only, and goes at the end."""
+    bar_console = console(stderr=True)
+    if not (wanted and bar_console.is_terminal):
+        yield lambda count: None
+        return
+    from rich.progress import Progress, TextColumn  # not before: it takes a while
+
+    columns = (TextColumn("{task.description}", markup=False), *Progress.get_default_columns()[1:])
+    with Progress(*columns, console=bar_console, transient=True) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda count: progress.advance(task, count)
 
 
 class _Stream(io.TextIOBase):

@@ -14,7 +14,7 @@ from torch import Tensor
 from adasim.neighbors import QuantizedRows, merge, search
 from adasim.neighbors.arithmetic import buffers
 from adasim.neighbors.quantized import Int8Product
-from adasim.neighbors.search_cpu import (
+from adasim.neighbors.search import (
     FloatProduct,
     Product,
     TooManyCandidatesError,

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from adasim.cli.demo import tell_if_busy
-from adasim.util import cores
+from adasim.util import machine
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
-SET = {"GOMP_SPINCOUNT": str(cores.SPINS), "KMP_BLOCKTIME": str(cores.SPIN_MILLISECONDS)}
+SET = {"GOMP_SPINCOUNT": str(machine.SPINS), "KMP_BLOCKTIME": str(machine.SPIN_MILLISECONDS)}
 
 
 def chosen() -> dict[str, str]:
@@ -38,19 +38,19 @@ def test_importing_adasim_makes_threads_spin_briefly_in_this_process_and_in_thos
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_user_has_set_stays_and_nothing_is_added(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cores.spin_briefly()
+    machine.spin_briefly()
     assert chosen() == SET
     for each in SET:
         monkeypatch.delenv(each)
     monkeypatch.setenv(name, "7")
-    cores.spin_briefly()
+    machine.spin_briefly()
     assert chosen() == {name: "7"}
 
 
 @pytest.mark.usefixtures("untouched")
 def test_nothing_is_set_once_torch_is_there_and_would_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", sys)
-    cores.spin_briefly()
+    machine.spin_briefly()
     assert chosen() == {}
 
 
@@ -66,20 +66,20 @@ def test_the_demo_says_when_others_use_the_cores(capsys: pytest.CaptureFixture[s
 def test_what_this_process_computes_is_not_counted_as_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     used, own = iter([100.0, 104.0]), iter([10.0, 11.0])
     clock = iter([0.0, 2.0])
-    monkeypatch.setattr(cores, "_used", lambda: next(used))
+    monkeypatch.setattr(machine, "_used", lambda: next(used))
     monkeypatch.setattr(time, "process_time", lambda: next(own))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    assert cores.OtherProcesses().cores() == (4 - 1) / 2
+    assert machine.OtherProcesses().cores() == (4 - 1) / 2
 
 
 def test_the_machines_busy_seconds_are_read_and_grow() -> None:
-    before = cores._used()
+    before = machine._used()
     if before is not None:
         time.sleep(0.02)
-        assert 0 < before <= (cores._used() or 0)
+        assert 0 < before <= (machine._used() or 0)
 
 
 def test_where_the_system_does_not_say_nobody_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "_used", lambda: None)
-    monkeypatch.setattr(cores, "_SHORTEST", 0)
-    assert cores.OtherProcesses().cores() == 0
+    monkeypatch.setattr(machine, "_used", lambda: None)
+    monkeypatch.setattr(machine, "_SHORTEST", 0)
+    assert machine.OtherProcesses().cores() == 0
