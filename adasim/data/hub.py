@@ -36,8 +36,6 @@ class HuggingFaceImages(ImageSet):
             numbers = [-1 if number is None else number for number in rows[label][:]]
             self.labels = torch.tensor(numbers, dtype=torch.int64)
             self.classes = list(rows.features[label].names)
-        else:
-            self.classes = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -60,10 +58,8 @@ class HuggingFaceImages(ImageSet):
         return [f"{self.name} {len(self)} rows, fingerprint {self._mark}"]
 
     def more_splits(self, known: set[str]) -> list[ImageSet]:
-        others = {
-            split: rows for split, rows in self.others.items() if split not in known and _is_labelled(rows)
-        }
-        return [_found(self.place, rows, split, {}) for split, rows in others.items()]
+        others = {split: rows for split, rows in self.others.items() if split not in known}
+        return [_split(self.place, rows, split, {}) for split, rows in others.items() if _is_labelled(rows)]
 
     def unused(self, also: Collection[str] = ()) -> str:
         counts = [f"{len(rows):,} in {split}" for split, rows in self.others.items() if split not in also]
@@ -72,11 +68,8 @@ class HuggingFaceImages(ImageSet):
     def content(self, i: int, whole: bool = False) -> str:
         try:
             stored = self._rows[int(i)][self._image]
-            return (
-                hash_bytes(stored["bytes"])
-                if stored["bytes"] is not None
-                else hash_file(stored["path"], whole)
-            )
+            data = stored["bytes"]
+            return hash_file(stored["path"], whole) if data is None else hash_bytes(data)
         except Exception:  # a damaged table; loading the image will say why
             return UNREADABLE
 
@@ -121,10 +114,10 @@ def open_hub(name: str, *, size: int, split: str, seed: int) -> ImageSet:
         raise MissingSplitError(
             f"hf:{name} is one split without test images. Save a DatasetDict with train and test."
         )
-    return _found(f"hf:{name}", opened, part, others)
+    return _split(f"hf:{name}", opened, part, others)
 
 
-def _found(place: str, rows: Any, part: str, others: dict[str, Any]) -> HuggingFaceImages:
+def _split(place: str, rows: Any, part: str, others: dict[str, Any]) -> HuggingFaceImages:
     """The images and labels of one split."""
     import datasets
 
@@ -132,8 +125,7 @@ def _found(place: str, rows: Any, part: str, others: dict[str, Any]) -> HuggingF
     labels = [c for c, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)]
     if not images:
         raise UserError(f"{place} has no image column: its columns are {', '.join(rows.features)}.")
-    found = HuggingFaceImages(
-        Path(place.removeprefix("hf:")).name, rows, images[0], labels[0] if labels else None
-    )
-    found.place, found.split, found.others = place, part, others
-    return found
+    name = Path(place.removeprefix("hf:")).name
+    split = HuggingFaceImages(name, rows, images[0], labels[0] if labels else None)
+    split.place, split.split, split.others = place, part, others
+    return split

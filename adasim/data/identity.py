@@ -1,4 +1,4 @@
-"""What a run remembers of its data, and whether a data set is still the same.
+"""Is it still the same data? What a run writes down of its images, and what a resume compares.
 
 Names, sizes, labels and modification times of all files are kept, and what some of them hold: of up to 4,096
 files (all, in a smaller data set) a hash of at most 64 KB each, so that the cost is bounded; or, where a complete
@@ -6,7 +6,7 @@ check was asked for, a hash of every byte of every file. Times alone decide noth
 have other ones. Where they differ, the contents must agree.
 
 What is in a folder may be a million lines. It is kept apart, in a file of its own (`listing_file`), which a resume
-also starts from (`adasim.data.listing.refresh`). Records of versions before 0.3 have it among their facts.
+also starts from (`adasim.data.listing.refresh`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from adasim.data.image_folder import FolderImages
-from adasim.data.images import ImageSet, sample_ids
+from adasim.data.images import ImageSet, Subset, sample_ids
 from adasim.data.listing import Listing
 from adasim.util.errors import UserError
 from adasim.util.terminal import few, printable
@@ -45,7 +45,7 @@ def record(images: ImageSet, complete: bool = False) -> dict[str, Any]:
         "labels": images.labels_hash(),
         "sample": _hashes(images, _sampled(images)),
     }
-    if not isinstance(images, FolderImages):
+    if _folder_listing(images) is None:
         facts |= {"listing": images.listing(), "times": images.times()}
     if complete and facts["sample"]:
         facts["contents"] = _hashes(images, range(len(images)), whole=True)
@@ -54,7 +54,8 @@ def record(images: ImageSet, complete: bool = False) -> dict[str, Any]:
 
 def listing_file(images: ImageSet) -> bytes | None:
     """The names, sizes and times of a folder's files, to keep beside its `record`; None where that has all."""
-    return images.files.to_bytes(images.fingerprint()) if isinstance(images, FolderImages) else None
+    listing = _folder_listing(images)
+    return None if listing is None else listing.to_bytes(images.fingerprint())
 
 
 def read_listing(file: str | os.PathLike[str], saved: dict[str, Any]) -> Listing | None:
@@ -66,11 +67,19 @@ def read_listing(file: str | os.PathLike[str], saved: dict[str, Any]) -> Listing
         return None
 
 
+def _folder_listing(images: ImageSet) -> Listing | None:
+    """The files of a folder, or of what is left of one; None of other images."""
+    if isinstance(images, Subset) and images.keeps_order():
+        listing = _folder_listing(images.images)
+        return None if listing is None else listing.select(images.ids)
+    return images.files if isinstance(images, FolderImages) else None
+
+
 def check_same_data(
     saved: dict[str, Any],
     images: ImageSet,
     complete: bool = False,
-    remedy: str = "Restore the data set as it was",
+    advice: str = "Restore the data set as it was",
     listing: Listing | None = None,
 ) -> str:
     """Refuse to go on with other data, naming the first differences; returns a sentence on what was checked.
@@ -79,103 +88,86 @@ def check_same_data(
         saved: what `record` kept.
         images: the data set as it is now.
         complete: read every file again, if every file was read when the record was made.
-        remedy: what to do about other data.
+        advice: what to do about other data, for the refusal.
         listing: of a folder, the files that were in it, by `read_listing`.
     """
     try:
-        return _check(saved, images, complete, remedy, listing)
+        return _compare(saved, images, complete, advice, listing)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise UserError(
             "The run's data.json is damaged: restore it from a copy, or start a new run."
         ) from None
 
 
-def _check(
-    saved: dict[str, Any], images: ImageSet, complete: bool, remedy: str, listing: Listing | None
+def _compare(
+    saved: dict[str, Any], images: ImageSet, complete: bool, advice: str, listing: Listing | None
 ) -> str:
     count = len(images)
-    _require_same_listing(saved, images, remedy, listing)
+    rewritten = _compare_listings(saved, images, advice, listing)
     if saved["labels"] != images.labels_hash():
-        raise _other_data("the labels differ", remedy)
-    known = dict(zip(_sampled(images), saved["sample"], strict=True))
-    _require_same_contents(images, known, remedy)
-    late = _written_since(saved, images, listing)
+        raise _other_data("the labels differ", advice)
+    sample = dict(zip(_sampled(images), saved["sample"], strict=True))
+    _require_same_contents(images, sample, advice)
+    late = rewritten or []
     whole = saved.get("contents")
     read = 0
     if whole:
         again = range(count) if complete else [late[n] for n in sample_ids(len(late), SAMPLED_FILES)]
-        _require_same_contents(images, {i: whole[i] for i in again}, remedy, whole=True)
+        _require_same_contents(images, {i: whole[i] for i in again}, advice, whole=True)
         read = len(again)
-    vouching = sum(i in known for i in late)
-    if vouching < min(len(late), _ENOUGH) and not whole:
+    elif sum(i in sample for i in late) < min(len(late), _ENOUGH):
         lines = images.listing()
-        unknown = [printable(lines[i].rpartition(" ")[0]) for i in late if i not in known]
+        unknown = [printable(lines[i].rpartition(" ")[0]) for i in late if i not in sample]
         raise _other_data(
             f"{len(late):,} of {count:,} files were written after the run began ({few(unknown)}), and what they "
-            f"held is not on record: it is for {len(known):,} files, or for all in a run begun with --verify-data",
+            f"held is not on record: it is for {len(sample):,} files, or for all in a run begun with --verify-data",
             "Restore these files with their modification times",
         )
-    return _words(saved, count, len(known), late, read, complete, listing)
-
-
-def _require_same_listing(
-    saved: dict[str, Any], images: ImageSet, remedy: str, listing: Listing | None
-) -> None:
-    if "listing" in saved:
-        if saved["listing"] != (lines := images.listing()):
-            raise _other_data(difference(saved["listing"], lines), remedy)
-    elif listing is not None:
-        if not (isinstance(images, FolderImages) and listing.same_files(images.files)):
-            before = [line for lines in listing.lines() for line in lines]
-            raise _other_data(difference(before, images.listing()), remedy)
-    elif saved["fingerprint"] != images.fingerprint():
-        raise _other_data(
-            "names, sizes or contents differ (which ones cannot be said: the run's listing.npz is lost or damaged)",
-            remedy,
-        )
-
-
-def _written_since(saved: dict[str, Any], images: ImageSet, listing: Listing | None) -> list[int]:
-    """The images whose files have another modification time than when the record was made."""
-    if "times" in saved:
-        before, now = np.array(saved["times"], dtype=np.int64), np.array(images.times(), dtype=np.int64)
-    elif listing is not None and isinstance(images, FolderImages):
-        before, now = listing.states[:, 1].numpy(), images.files.states[:, 1].numpy()
-    else:
-        return []
-    if before.shape != now.shape:
-        raise ValueError("as many times as files")
-    return np.flatnonzero(before != now).tolist()
-
-
-def _words(
-    saved: dict[str, Any],
-    count: int,
-    sampled: int,
-    late: list[int],
-    read: int,
-    complete: bool,
-    listing: Listing | None,
-) -> str:
     text = "The data are those that the run began with: "
-    if not saved.get("times", True):
-        return text + f"the contents of {sampled or count:,} of {count:,} images agree."
-    timed = "times" in saved or listing is not None
-    same = "names, sizes and modification times" if timed and not late else "names and sizes"
-    text += f"{same} of all {count:,} files agree"
+    if not saved.get("times", True):  # no files
+        return text + f"the contents of {len(sample) or count:,} of {count:,} images agree."
+    text += "names and sizes" if rewritten is None or late else "names, sizes and modification times"
+    text += f" of all {count:,} files agree"
     if read == count:
         text += ", and so does every byte of them."
     else:
-        text += f", and so do the contents of {sampled:,} of them (up to 64 KB of each)."
+        text += f", and so do the contents of {len(sample):,} of them (up to 64 KB of each)."
     if late:
         text += f" Modification times differ for {len(late):,}, as after a copy."
         if 0 < read < count:
             text += f" Every byte of {read:,} of these was read, and is as before."
-    if not timed:
+    if rewritten is None:
         text += " Modification times could not be compared: the run's listing.npz is lost or damaged."
-    if complete and not saved.get("contents"):
+    if complete and not whole:
         text += " Not all could be read again and compared: the run began without --verify-data."
     return text
+
+
+def _compare_listings(
+    saved: dict[str, Any], images: ImageSet, advice: str, listing: Listing | None
+) -> list[int] | None:
+    """Refuse other names, sizes or another order. Returns the images whose files have another modification time
+    than before; None where the times are lost."""
+    files = _folder_listing(images)
+    if "listing" in saved or "times" in saved:
+        if saved["listing"] != (lines := images.listing()):
+            raise _other_data(difference(saved["listing"], lines), advice)
+        before, now = np.array(saved["times"], dtype=np.int64), np.array(images.times(), dtype=np.int64)
+    elif listing is not None:
+        if files is None or not listing.same_files(files):
+            raise _other_data(difference(list(listing.lines()), images.listing()), advice)
+        before, now = listing.states[:, 1].numpy(), files.states[:, 1].numpy()
+    else:
+        if saved["fingerprint"] != images.fingerprint():
+            raise _other_data(
+                "names, sizes or contents differ (which ones cannot be said: the run's listing.npz is lost or "
+                "damaged)",
+                advice,
+            )
+        return None
+    if before.shape != now.shape:
+        raise ValueError("as many times as files")
+    return np.flatnonzero(before != now).tolist()
 
 
 def _sampled(images: ImageSet) -> list[int]:
@@ -188,33 +180,30 @@ def _hashes(images: ImageSet, ids: Sequence[int], whole: bool = False) -> list[s
         return list(pool.map(partial(images.content, whole=whole), ids))
 
 
-def _require_same_contents(images: ImageSet, known: dict[int, str], remedy: str, whole: bool = False) -> None:
-    ids = list(known)
-    now = _hashes(images, ids, whole)
-    changed = [i for i, found in zip(ids, now, strict=True) if found != known[i]]
+def _require_same_contents(images: ImageSet, known: dict[int, str], advice: str, whole: bool = False) -> None:
+    hashes = zip(known, _hashes(images, list(known), whole), strict=True)
+    changed = [i for i, now in hashes if now != known[i]]
     if changed:
-        names = few(printable(images.where(i)) for i in changed)
         raise _other_data(
             f"{len(changed):,} of {len(known):,} images that were looked into hold something else than before"
-            f"{', in as many bytes' if isinstance(images, FolderImages) or images.times() else ''} ({names})",
-            remedy,
+            f"{', in as many bytes' if images.times() else ''} "
+            f"({few(printable(images.where(i)) for i in changed)})",
+            advice,
         )
 
 
-def _other_data(what: str, remedy: str) -> UserError:
+def _other_data(what: str, advice: str) -> UserError:
     return UserError(
-        f"Cannot resume with other data: {what}. {remedy}, or start a new run with another --out."
+        f"Cannot resume with other data: {what}. {advice}, or start a new run with another --out."
     )
 
 
 def difference(before: list[str], after: list[str]) -> str:
     """In words, how two listings differ. A line is a name, then a size or a hash as its last word."""
-    removed = list((Counter(before) - Counter(after)).elements())
-    added = list((Counter(after) - Counter(before)).elements())
-    names_removed, names_added = _by_name(removed), _by_name(added)
-    changed = [name for name in names_removed if name in names_added]
-    gone = {name: mark for name, mark in names_removed.items() if name not in names_added}
-    new = {name: mark for name, mark in names_added.items() if name not in names_removed}
+    gone, new = _by_name(Counter(before) - Counter(after)), _by_name(Counter(after) - Counter(before))
+    changed = [name for name in gone if name in new]
+    for name in changed:
+        del gone[name], new[name]
     twins: dict[str, list[str]] = {}  # size -> new names, the first one last
     for name in reversed(new):
         twins.setdefault(new[name], []).append(name)
@@ -226,9 +215,7 @@ def difference(before: list[str], after: list[str]) -> str:
             del gone[name], new[twin]
     kinds = {"renamed": renamed, "removed": list(gone), "added": list(new), "changed": changed}
     parts = [f"{len(names)} {kind} ({few(map(printable, names))})" for kind, names in kinds.items() if names]
-    if parts:
-        return f"of {len(before)} entries, " + ", ".join(parts)
-    return "the order of the images differs"
+    return f"of {len(before)} entries, " + ", ".join(parts) if parts else "the order of the images differs"
 
 
 def _by_name(lines: Iterable[str]) -> dict[str, str]:

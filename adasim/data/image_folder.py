@@ -74,10 +74,10 @@ class FolderImages(ImageSet):
         return os.path.join(self.root, os.fsdecode(self.files.path(i)))
 
     def listing(self) -> list[str]:
-        return [line for lines in self.files.lines() for line in lines]
+        return list(self.files.lines())
 
     def listing_bytes(self) -> Iterator[bytes]:
-        for lines in self.files.lines():
+        for lines in self.files.lines_by_folder():
             lines.append("")
             yield "\n".join(lines).encode("utf-8", "surrogateescape")
 

@@ -175,50 +175,54 @@ class Subset(ImageSet):
         self.name, self.place, self.split = images.name, images.place, images.split
         self.classes, self.left_out = images.classes, images.left_out
         self.labels = None if images.labels is None else images.labels[ids]
-        self._images, self._ids = images, ids
+        self.images, self.ids = images, ids
         array = images.as_array()
         self._array = None if array is None else array[ids]
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
+
+    def keeps_order(self) -> bool:
+        """Whether these images stand in the order of the whole."""
+        return bool((self.ids[1:] > self.ids[:-1]).all())
 
     def load(self, i: int) -> Tensor:
-        return self._images.load(int(self._ids[i]))
+        return self.images.load(int(self.ids[i]))
 
     def load_reduced(self, i: int, reduction: Reduction) -> tuple[Tensor, int]:
-        return self._images.load_reduced(int(self._ids[i]), reduction)
+        return self.images.load_reduced(int(self.ids[i]), reduction)
 
     def where(self, i: int) -> str:
-        return self._images.where(int(self._ids[i]))
+        return self.images.where(int(self.ids[i]))
 
     def mask(self, i: int) -> Tensor | None:
-        return self._images.mask(int(self._ids[i]))
+        return self.images.mask(int(self.ids[i]))
 
     def as_array(self) -> Tensor | None:
         return self._array
 
     def content(self, i: int, whole: bool = False) -> str:
-        return self._images.content(int(self._ids[i]), whole)
+        return self.images.content(int(self.ids[i]), whole)
 
     def unused(self, also: Collection[str] = ()) -> str:
-        return self._images.unused(also)
+        return self.images.unused(also)
 
     def listing(self) -> list[str]:
         """The lines of these images; where a line stands for several images, all lines and which images these are."""
-        lines = self._images.listing()
-        if len(lines) == len(self._images):
-            return [lines[i] for i in self._ids.tolist()]
+        lines = self.images.listing()
+        if len(lines) == len(self.images):
+            return [lines[i] for i in self.ids.tolist()]
         return [*lines, f"kept {len(self)} {self._ids_hash()}"]
 
     def times(self) -> list[int]:
-        times = self._images.times()
-        return [times[i] for i in self._ids.tolist()] if len(times) == len(self._images) else times
+        times = self.images.times()
+        return [times[i] for i in self.ids.tolist()] if len(times) == len(self.images) else times
 
     def cache_key(self) -> str:
-        return hashlib.sha256((self._images.cache_key() + self._ids_hash()).encode()).hexdigest()
+        return hashlib.sha256((self.images.cache_key() + self._ids_hash()).encode()).hexdigest()
 
     def _ids_hash(self) -> str:
-        return hashlib.sha256(self._ids.numpy().tobytes()).hexdigest()
+        return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
 
 
 def numbered_classes(labels: Tensor | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The names, sizes and times of all image files under a folder, in a few buffers.
+"""Which image files lie under a folder: their names, sizes and times, in a few buffers.
 
 A million paths as Python strings take some 150 MB, and forked loader processes copy them page by page, since every
 look at a string changes its count of references. Here names lie one after another in one tensor, folders once each.
@@ -14,7 +14,9 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -28,6 +30,13 @@ GONE = (-1, -1, -1)
 """The state of a link to nothing: it stays in the list, and reading it will say why."""
 _ARRAYS = ("folders", "marks", "counts", "names", "states", "began", "left_out", "fingerprint")
 _FORMAT = 1
+_SETTLED_NS = 5_000_000_000
+"""A change time is as coarse as the file system makes it (2 s at worst): a folder that was changed this shortly
+before it was read may have been changed again afterwards, within the same tick."""
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_CLOSED = (-1, -1)
+_OFTEN = {f".{form}" for ending in EXTENSIONS for form in (ending, ending.upper())}
+"""Endings as nearly everybody writes them, of four and five characters."""
 
 
 class Names:
@@ -69,20 +78,20 @@ class Listing:
     states: Tensor
     """int64 (N, 3): size, modification and change time."""
     began: int
-    """When the walk began, in ns."""
+    """When the walk began, in ns; 0 of a listing that has not all files of its folders."""
     left_out: dict[str, int] = field(default_factory=dict)
     """What was not taken, by its ending or by a word of `image_folder.left_out_words`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_ends", torch.from_numpy(np.cumsum(self.counts)))
 
     def __len__(self) -> int:
         return len(self.names)
 
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.counts)
+
     def path(self, i: int) -> bytes:
         """Where image i is, relative to the folder."""
-        ends: Tensor = self._ends  # type: ignore[attr-defined]
-        folder = int(np.searchsorted(ends.numpy(), i, side="right"))
+        folder = int(np.searchsorted(self._ends, i, side="right"))
         return self.folders[folder] + self.names[i]
 
     def by_folder(self) -> Iterator[tuple[bytes, int, int]]:
@@ -92,8 +101,11 @@ class Listing:
             start, stop = stop, stop + count
             yield folder, start, stop
 
-    def lines(self) -> Iterator[list[str]]:
-        """`path size` of every image, folder by folder."""
+    def lines(self) -> Iterator[str]:
+        """`path size` of every image."""
+        return chain.from_iterable(self.lines_by_folder())
+
+    def lines_by_folder(self) -> Iterator[list[str]]:
         sizes = self.states[:, 0].numpy()
         for folder, start, stop in self.by_folder():
             if start < stop:
@@ -111,6 +123,18 @@ class Listing:
             and torch.equal(self.states[:, 0], other.states[:, 0])
         )
 
+    def select(self, ids: Tensor) -> Listing:
+        """The listing of some of the files alone, whose numbers ascend. It cannot be refreshed."""
+        names = self.names.part(0, len(self))
+        folders = np.repeat(np.arange(len(self.counts)), self.counts)[ids.numpy()]
+        return replace(
+            self,
+            counts=np.bincount(folders, minlength=len(self.counts)),
+            names=Names(b"".join(names[i] + b"\0" for i in ids.tolist())),
+            states=self.states[ids],
+            began=0,
+        )
+
     # ---- as a file ----
 
     def to_bytes(self, fingerprint: str) -> bytes:
@@ -124,8 +148,8 @@ class Listing:
             names=self.names.text.numpy(),
             states=self.states.numpy(),
             began=np.array([_FORMAT, self.began]),
-            left_out=_array(json.dumps(self.left_out)),
-            fingerprint=_array(fingerprint),
+            left_out=np.frombuffer(json.dumps(self.left_out).encode(), dtype=np.uint8),
+            fingerprint=np.frombuffer(fingerprint.encode(), dtype=np.uint8),
         )
         return file.getvalue()
 
@@ -134,42 +158,22 @@ class Listing:
         """What `to_bytes` made with this fingerprint; None of anything else, and of a damaged file."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                found = {name: file[name] for name in _ARRAYS}  # each with its checksum
-            kind, began = found["began"].tolist()
-            if kind != _FORMAT or found["fingerprint"].tobytes().decode() != fingerprint:
+                arrays = {name: file[name] for name in _ARRAYS}  # each with its checksum
+            form, began = arrays["began"].tolist()
+            if form != _FORMAT or arrays["fingerprint"].tobytes().decode() != fingerprint:
                 return None
-            left_out = json.loads(found["left_out"].tobytes())
-            names, folders = Names(found["names"]), Names(found["folders"])
-            states = torch.from_numpy(found["states"])
-            listing = cls(folders, found["marks"], found["counts"], names, states, began, left_out)
+            left_out = json.loads(arrays["left_out"].tobytes())
+            names, folders = Names(arrays["names"]), Names(arrays["folders"])
+            marks, counts, states = arrays["marks"], arrays["counts"], arrays["states"]
+            listing = cls(folders, marks, counts, names, torch.from_numpy(states), began, left_out)
         except Exception:  # a damaged archive raises nearly anything
             return None
-        right = (
-            states.shape == (len(names), 3)
-            and found["counts"].shape == (len(folders),)
-            and found["counts"].sum() == len(names)
-            and found["marks"].shape == (len(folders), 2)
-        )
-        return listing if right else None
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
-
-
-def _array(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), dtype=np.uint8)
+        shapes = (marks.shape, counts.shape, states.shape)
+        expected = ((len(folders), 2), (len(folders),), (len(names), 3))
+        return listing if shapes == expected and counts.sum() == len(names) else None
 
 
 # ---- walking a folder ----
-
-_SETTLED_NS = 5_000_000_000
-"""A change time is as coarse as the file system makes it (2 s at worst): a folder that was changed this shortly
-before it was read may have been changed again afterwards, within the same tick."""
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-_CLOSED = (-1, -1)
-_OFTEN = {f".{form}" for ending in EXTENSIONS for form in (ending, ending.upper())}
-"""Endings as nearly everybody writes them, of four and five characters."""
 
 
 def scan(root: bytes, without: str = "") -> Listing:
@@ -179,124 +183,102 @@ def scan(root: bytes, without: str = "") -> Listing:
         without: the name of something directly in `root` that is passed over.
     """
     began = time.time_ns()
-    walk = _Walk(root, without)
-    while walk.pending:
-        walk.enter(*walk.pending.pop())
-    walk.count_folders_named_like_images()
-    states = np.concatenate(walk.states) if walk.states else np.empty((0, 3), np.int64)
+    left_out: Counter[str] = Counter()
+    folders: list[bytes] = []
+    marks: list[tuple[int, int]] = []
+    names: list[bytes] = []
+    states: list[np.ndarray] = []
+    # Folders still to be read, the next one last, and the folders that each lies in, by device and inode.
+    pending: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
+    while pending:
+        folder, above = pending.pop()
+        try:
+            handle = os.open(os.path.join(root, folder), _FOLDER)
+            try:
+                status = os.fstat(handle)
+                here = (status.st_dev, status.st_ino)
+                if here in above:
+                    left_out["loop"] += 1
+                    continue
+                text, numbers, inside = _read_folder(handle, "" if folder else without, left_out)
+                mark = _mark(status)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            if not folder:
+                raise UserError(f"{os.fsdecode(root)} cannot be opened: {error.strerror}.") from None
+            left_out["closed"] += 1
+            text, numbers, inside, mark, here = b"", np.empty((0, 3), np.int64), [], _CLOSED, (0, 0)
+        folders.append(folder)
+        marks.append(mark)
+        names.append(text)
+        states.append(numbers)
+        above |= {here}
+        pending += [(folder + os.fsencode(name) + b"/", above) for name in reversed(inside)]
+    counts = [len(numbers) for numbers in states]
+    if named_like_images := _named_like_images(folders, marks, counts):
+        left_out["folder"] = named_like_images
     return Listing(
-        Names(b"".join(folder + b"\0" for folder in walk.folders)),
-        np.array(walk.marks, dtype=np.int64).reshape(-1, 2),
-        np.array(walk.counts, dtype=np.int64),
-        Names(b"".join(walk.names)),
-        torch.from_numpy(states),
+        Names(b"".join(folder + b"\0" for folder in folders)),
+        np.array(marks, dtype=np.int64),
+        np.array(counts, dtype=np.int64),
+        Names(b"".join(names)),
+        torch.from_numpy(np.concatenate(states)),
         began,
-        dict(walk.left_out),
+        dict(left_out),
     )
 
 
-class _Walk:
-    """What was found so far, folder by folder, and the folders still to be entered, the next one last."""
-
-    def __init__(self, root: bytes, without: str) -> None:
-        self.root = root
-        self.pending: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
-        self.folders: list[bytes] = []
-        self.marks: list[tuple[int, int]] = []
-        self.counts: list[int] = []
-        self.names: list[bytes] = []
-        self.states: list[np.ndarray] = []
-        self.left_out: Counter[str] = Counter()
-        self._without = without
-
-    def enter(self, prefix: bytes, above: frozenset[tuple[int, int]]) -> None:
-        """Take the images directly in a folder; `above` are the folders that it lies in, by device and inode."""
-        handle = None
+def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[bytes, np.ndarray, list[str]]:
+    """The names of the images directly in an open folder, a zero byte after each, their states (n, 3), and the
+    names of the folders in it."""
+    with os.scandir(handle) as opened:
+        entries = sorted(opened, key=attrgetter("name"))
+    if not all(entry.name.isascii() for entry in entries):  # the order of bytes is another then
+        entries.sort(key=lambda entry: os.fsencode(entry.name))
+    folders: list[str] = []
+    names: list[str] = []
+    states: list[int] = []  # three for each name
+    for entry in entries:  # a million times: no call that can be spared
+        name = entry.name
+        if name[0] == "." or name == without:
+            continue
         try:
-            handle = os.open(os.path.join(self.root, prefix), _FOLDER)
-            status = os.fstat(handle)
-            here = (status.st_dev, status.st_ino)
-            if here in above:
-                self.left_out["loop"] += 1
-                return
-            with os.scandir(handle) as found:
-                entries = _sorted(found)
-            self._take(prefix, above | {here}, entries, _mark(status), handle)
-        except OSError as error:
-            if not prefix:
-                raise UserError(f"{os.fsdecode(self.root)} cannot be opened: {error.strerror}.") from None
-            self.left_out["closed"] += 1
-            self._add(prefix, _CLOSED, [], [])
-        finally:
-            if handle is not None:
-                os.close(handle)
-
-    def _take(
-        self,
-        prefix: bytes,
-        above: frozenset[tuple[int, int]],
-        entries: list[os.DirEntry[str]],
-        mark: tuple[int, int],
-        handle: int,
-    ) -> None:
-        folders: list[tuple[bytes, frozenset[tuple[int, int]]]] = []
-        names: list[str] = []
-        states: list[int] = []  # three for each name
-        without = "" if prefix else self._without
-        for entry in entries:  # a million times: no call that can be spared
-            name = entry.name
-            if name[0] == "." or name == without:
+            if entry.is_dir():
+                folders.append(name)
                 continue
-            try:
-                if entry.is_dir():
-                    folders.append((prefix + os.fsencode(name) + b"/", above))
-                    continue
-            except OSError:  # a link to itself
-                pass
-            if name[-4:] not in _OFTEN and name[-5:] not in _OFTEN and not self._is_image(name):
+        except OSError:  # a link to itself
+            pass
+        if name[-4:] not in _OFTEN and name[-5:] not in _OFTEN:
+            ending = _ending(name)
+            if ending not in EXTENSIONS:
+                left_out[f".{ending}"] += 1
                 continue
-            try:
-                status = os.stat(name, dir_fd=handle)  # quicker than entry.stat(), which keeps what it found
-            except OSError:  # a dangling link
-                names.append(name)
-                states += GONE
-                continue
-            if stat.S_ISREG(status.st_mode):
-                names.append(name)
-                states += (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            else:
-                self.left_out["special"] += 1
-        self._add(prefix, mark, names, states)
-        self.pending += reversed(folders)
+        try:
+            status = os.stat(name, dir_fd=handle)  # quicker than entry.stat(), which keeps what it found
+        except OSError:  # a dangling link
+            names.append(name)
+            states += GONE
+            continue
+        if stat.S_ISREG(status.st_mode):
+            names.append(name)
+            states += (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        else:
+            left_out["special"] += 1
+    text = os.fsencode("\0".join(names)) + b"\0" if names else b""
+    return text, np.array(states, dtype=np.int64).reshape(-1, 3), folders
 
-    def _is_image(self, name: str) -> bool:
-        """Whether it is one by its ending; else it is counted as left out."""
-        ending = _lower(name.rpartition(".")[2]) if "." in name else ""
-        if ending not in EXTENSIONS:
-            self.left_out[f".{ending}"] += 1
-        return ending in EXTENSIONS
 
-    def _add(self, prefix: bytes, mark: tuple[int, int], names: list[str], states: list[int]) -> None:
-        self.folders.append(prefix)
-        self.marks.append(mark)
-        self.counts.append(len(names))
-        if names:
-            self.names.append(os.fsencode("\0".join(names)) + b"\0")
-            self.states.append(np.array(states, dtype=np.int64).reshape(-1, 3))
-
-    def count_folders_named_like_images(self) -> None:
-        """Those with no image below them: somebody may take them for images that were read."""
-        for f, folder in enumerate(self.folders):
-            ending = os.fsdecode(folder[:-1].rpartition(b"/")[2].rpartition(b".")[2])
-            if b"." not in folder or _lower(ending) not in EXTENSIONS or self.marks[f] == _CLOSED:
-                continue
-            below = f
-            while below < len(self.folders) and self.folders[below].startswith(folder):
-                if self.counts[below]:
-                    break
-                below += 1
-            else:
-                self.left_out["folder"] += 1
+def _named_like_images(folders: list[bytes], marks: list[tuple[int, int]], counts: list[int]) -> int:
+    """How many folders are named like images and have none below them: somebody may take them for images."""
+    number = 0
+    for f, folder in enumerate(folders):
+        if _ending(os.fsdecode(os.path.basename(folder[:-1]))) in EXTENSIONS and marks[f] != _CLOSED:
+            end = f
+            while end < len(folders) and folders[end].startswith(folder):
+                end += 1
+            number += not any(counts[f:end])
+    return number
 
 
 def refresh(listing: Listing, root: bytes) -> Listing | None:
@@ -331,29 +313,17 @@ def refresh(listing: Listing, root: bytes) -> Listing | None:
             states[start:stop] = np.array(now, dtype=np.int64).reshape(-1, 3)
         finally:
             os.close(handle)
-    return Listing(
-        listing.folders,
-        listing.marks,
-        listing.counts,
-        listing.names,
-        torch.from_numpy(states),
-        listing.began,
-        listing.left_out,
-    )
-
-
-def _sorted(found: os._ScandirIterator[str]) -> list[os.DirEntry[str]]:
-    """In the order of the names' bytes, which is not always that of their characters."""
-    entries = sorted(found, key=attrgetter("name"))
-    if not all(entry.name.isascii() for entry in entries):
-        entries.sort(key=lambda entry: os.fsencode(entry.name))
-    return entries
+    return replace(listing, states=torch.from_numpy(states))
 
 
 def _mark(status: os.stat_result) -> tuple[int, int]:
     return status.st_ino & 0x7FFF_FFFF_FFFF_FFFF, status.st_ctime_ns  # inodes may have all of 64 bits
 
 
-def _lower(ending: str) -> str:
-    """In small letters, where they are ASCII; others as Latin-1."""
-    return os.fsencode(ending).lower().decode("latin-1")
+def _ending(name: str) -> str:
+    """What follows the last dot, in small letters where they are ASCII; others as Latin-1."""
+    return os.fsencode(name.rpartition(".")[2]).lower().decode("latin-1") if "." in name else ""
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

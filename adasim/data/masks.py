@@ -15,22 +15,13 @@ from adasim.data.image_folder import SPLIT_FOLDERS
 from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.sources import open_images
 from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.terminal import few
 
 IGNORE = 255
 VOC_CLASSES = [
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-    *(
-        "diningtable",
-        "dog",
-        "horse",
-        "motorbike",
-        "person",
-        "pottedplant",
-        "sheep",
-        "sofa",
-        "train",
-        "tvmonitor",
-    ),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train"),
+    "tvmonitor",
 ]
 _LISTS = {"train": ("trainaug", "train"), "test": ("val",)}
 
@@ -91,7 +82,13 @@ def open_masked(source: str, *, size: int, split: str) -> ImageSet:
         images = open_images(source, size=size, split=split)
         if images.mask(0) is None:
             raise UserError(f"{source} has no masks. Give an .npz file with the arrays images and masks.")
-        _check_arrays(images)
+        if isinstance(images, ArrayImages) and images.masks is not None:
+            if images.masks.ndim != 3:
+                shape = tuple(images.masks.shape)
+                raise UserError(
+                    f"The masks of {images.name} have shape {shape}; give (images, height, width)."
+                )
+            require_same_size(images.images, images.masks, f"every image of {images.name}")
         return images
     root = Path(source)
     if (root / "SegmentationClass").is_dir() and (root / "JPEGImages").is_dir():
@@ -105,7 +102,13 @@ def open_masked(source: str, *, size: int, split: str) -> ImageSet:
             f"{source} has no test images with masks: no test/ or val/ with images/ and masks/ in it, "
             f"and no testannot/ or valannot/."
         )
-    return _two_folders(divided or root)
+    root = divided or root
+    if not ((root / "images").is_dir() and (root / "masks").is_dir()):
+        raise UserError(
+            f"{root} has no masks: it needs the folders images and masks, or CamVid's train and trainannot, or "
+            f"PASCAL VOC's JPEGImages, SegmentationClass and ImageSets."
+        )
+    return _pairs(root.name, root / "images", root / "masks")
 
 
 def count_classes(images: ImageSet, wanted: int | None, ignore: Sequence[int] = ()) -> int:
@@ -160,40 +163,17 @@ def require_same_size(picture: Tensor, mask: Tensor | None, where: str) -> Tenso
     return mask
 
 
-def _check_arrays(images: ImageSet) -> None:
-    if isinstance(images, ArrayImages) and images.masks is not None:
-        if images.masks.ndim != 3:
-            raise UserError(
-                f"The masks of {images.name} have shape {tuple(images.masks.shape)}; give (images, height, width)."
-            )
-        require_same_size(images.images, images.masks, f"every image of {images.name}")
-
-
-def _two_folders(root: Path) -> MaskedFiles:
-    pictures, masks = root / "images", root / "masks"
-    if not (pictures.is_dir() and masks.is_dir()):
-        raise UserError(
-            f"{root} has no masks: it needs the folders images and masks, or CamVid's train and trainannot, or "
-            f"PASCAL VOC's JPEGImages, SegmentationClass and ImageSets."
-        )
-    return _pairs(root.name, pictures, masks)
-
-
 def _pairs(name: str, pictures: Path, masks: Path) -> MaskedFiles:
     """The pictures of one folder and the masks of the same stem in another."""
     if not pictures.is_dir():
         raise UserError(f"{masks} has masks, but their images are missing: there is no folder {pictures}.")
     by_stem = {path.stem: path for path in _files(masks)}
-    found = _files(pictures)
-    if not found:
+    files = _files(pictures)
+    if not files:
         raise UserError(f"No images in {pictures}.")
-    missing = [path.name for path in found if path.stem not in by_stem]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UserError(
-            f"{masks} has no mask for {', '.join(missing[:3])}{more}. Give each image a mask of the same name."
-        )
-    return MaskedFiles(name, found, [by_stem[path.stem] for path in found], [])
+    if missing := [path.name for path in files if path.stem not in by_stem]:
+        raise UserError(f"{masks} has no mask for {few(missing)}. Give each image a mask of the same name.")
+    return MaskedFiles(name, files, [by_stem[path.stem] for path in files], [])
 
 
 def _voc(root: Path, split: str) -> MaskedFiles:

@@ -30,34 +30,30 @@ def open_npz(path: str, split: str) -> ImageSet:
     images = _to_nchw(path, pixels)
     labels = arrays.get(f"y_{split}" if divided else "labels")
     masks = None if divided else arrays.get("masks")
-    return NpzImages(
-        path,
+    opened = NpzImages(
+        Path(path).stem,
         images,
         None if labels is None else _to_labels(path, labels, len(images)),
-        None if masks is None else _to_masks(path, masks, len(images)),
-        key if divided else "",
-        counts.get("x_test" if split == "train" else "x_train", 0) if divided else 0,
+        masks=None if masks is None else _to_masks(path, masks, len(images)),
     )
+    opened.place = path
+    if divided:
+        opened.split, opened.counts = key, counts
+    return opened
 
 
 class NpzImages(ArrayImages):
-    """`ArrayImages` that know which array of the file they are."""
+    """The images of an .npz file, which may be one of two splits in it."""
 
-    def __init__(
-        self, path: str, images: Tensor, labels: Tensor | None, masks: Tensor | None, array: str, others: int
-    ) -> None:
-        super().__init__(Path(path).stem, images, labels, masks=masks)
-        self.place = path
-        self.split = array
-        self._others = others
+    counts: dict[str, int] = {}  # noqa: RUF012  (images in x_train and x_test, where there are both)
 
     def unused(self, also: Collection[str] = ()) -> str:
-        other = "x_test" if self.split == "x_train" else "x_train"
-        return f"{self._others:,} in {other} are not used" if self._others and other not in also else ""
+        others = {name: n for name, n in self.counts.items() if n and name != self.split and name not in also}
+        return "".join(f"{count:,} in {name} are not used" for name, count in others.items())
 
 
 def _read(path: str, split: str) -> tuple[dict[str, np.ndarray], list[str], dict[str, int]]:
-    """The arrays that are wanted, the names of all, and how many rows the others have."""
+    """The arrays that are wanted, the names of all, and how many images x_train and x_test have."""
     wanted = ("images", "labels", "masks", f"x_{split}", f"y_{split}")
     try:
         with open_regular(path) as file:

@@ -152,7 +152,30 @@ def file_key(images: ImageSet, i: int) -> str:
     return f"{images.split}/{name}" if images.split else name
 
 
-def read_rejected(path: str | Path) -> set[str]:
+def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
+    """The images without those that a file of verdicts rejects; all of them where no file is named.
+
+    Where none of its names fits, all images stay, and `left_out` says so.
+    """
+    rejected = _read_rejected(verdicts) if verdicts else set()
+    if not rejected:
+        return images
+    names = [spelled(file_key(images, i)) for i in range(len(images))]
+    ids = torch.tensor([i for i, name in enumerate(names) if name not in rejected], dtype=torch.int64)
+    if not len(ids):
+        raise UserError(f"The verdicts reject all {len(images):,} images of {images.name}. Keep some.")
+    if len(ids) == len(images):
+        rest = copy(images)
+        words = f"they are called like {printable(min(rejected))}, and these like {names[0]}"
+        said = f"none of the {len(rejected):,} rejected by verdict ({words})"
+    else:
+        rest = Subset(images, ids)
+        said = f"{len(images) - len(ids):,} rejected by verdict"
+    rest.left_out = f"{images.left_out}, {said}" if images.left_out else said
+    return rest
+
+
+def _read_rejected(path: str | Path) -> set[str]:
     """The names of the images that a file of verdicts rejects."""
     columns, rows = read_csv(Path(path))
     if not {"file", "verdict"} <= set(columns):
@@ -161,37 +184,3 @@ def read_rejected(path: str | Path) -> set[str]:
             f"adasim explore."
         )
     return {row["file"] for row in rows if row.get("verdict") == REJECT}
-
-
-def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
-    """The images without those that a file of verdicts rejects; all of them where no file is named."""
-    return without_rejected(images, read_rejected(verdicts)) if verdicts else images
-
-
-def without_rejected(images: ImageSet, rejected: set[str]) -> ImageSet:
-    """The images that are not rejected. Where none of the names fits, all of them, and `left_out` says so."""
-    if not rejected:
-        return images
-    keys = [file_key(images, i) for i in range(len(images))]
-    names = [spelled(key) for key in keys]
-    older = rejected.difference(names)  # perhaps written when backslashes were not doubled yet
-    kept = torch.tensor(
-        [i for i, key in enumerate(keys) if names[i] not in rejected and printable(key) not in older],
-        dtype=torch.int64,
-    )
-    if len(kept) == len(images):
-        images, first = copy(images), names[0]
-        words = f"they are called like {printable(min(rejected))}, and these like {first}"
-        images.left_out = _also(
-            images.left_out, f"none of the {len(rejected):,} rejected by verdict ({words})"
-        )
-        return images
-    if not len(kept):
-        raise UserError(f"The verdicts reject all {len(images):,} images of {images.name}. Keep some.")
-    left = Subset(images, kept)
-    left.left_out = _also(images.left_out, f"{len(images) - len(kept):,} rejected by verdict")
-    return left
-
-
-def _also(left_out: str, more: str) -> str:
-    return f"{left_out}, {more}" if left_out else more

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from adasim.data import check_same_data, open_images, record
-from adasim.data.identity import listing_file
-from adasim.data.listing import Listing
+from adasim.data import ImageSet, check_same_data, leave_out, open_images, record
+from adasim.data.identity import difference, listing_file
+from adasim.data.listing import Listing, refresh
 from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth
@@ -211,6 +211,31 @@ def test_what_is_other_in_a_folder_is_said_by_name(
         check(saved, root)
 
 
+def test_of_a_folder_without_its_rejected_images_the_listing_is_a_file_too(tmp_path: Path) -> None:
+    root, verdicts = photos(tmp_path / "photos"), tmp_path / "verdicts.csv"
+    verdicts.write_text("file,verdict\nclass0/002.bmp,reject\n")
+
+    def now() -> ImageSet:
+        return leave_out(open_images(str(root)), verdicts)
+
+    facts, file = record(now()), listing_file(now())
+    assert file is not None
+    listing = Listing.from_bytes(file, facts["fingerprint"])
+    assert listing is not None
+    assert list(listing.lines()) == now().listing()
+    assert not {"listing", "times"} & set(facts)
+    assert refresh(listing, os.fsencode(root)) is None  # it does not tell all that is in the folder
+    (root / "class0/002.bmp").write_bytes(b"?")  # nobody looks at it
+    assert "times of all 5 files agree" in check_same_data(facts, now(), listing=listing)
+    in_json = {**facts, "listing": now().listing(), "times": now().times()}
+    assert "times of all 5 files agree" in check_same_data(in_json, now())
+    os.utime(root / "class1/003.bmp")
+    assert "differ for 1, as after a copy" in check_same_data(facts, now(), listing=listing)
+    (root / "class0/000.bmp").unlink()
+    with pytest.raises(UserError, match=r"of 5 entries, 1 removed \(class0/000\.bmp\)"):
+        check_same_data(facts, now(), listing=listing)
+
+
 def test_without_its_listing_a_record_still_knows_names_sizes_and_contents(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos")
     images = open_images(str(root))
@@ -232,3 +257,38 @@ def test_a_copy_has_the_fingerprint_but_not_the_cache_key(tmp_path: Path) -> Non
     assert first.cache_key() == open_images(str(root)).cache_key()
     swap(root / "class0/000.bmp", root / "class0/002.bmp")
     assert first.cache_key() != open_images(str(root)).cache_key()
+
+
+# How two listings differ, in words
+
+LISTING = [f"cats/{i:03d}.png {1000 + i}" for i in range(50)]
+
+
+def rename(lines: list[str]) -> list[str]:
+    return sorted([*lines[1:], "zebra.png 1000"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: [*x, "dogs/new.png 7"], "1 added (dogs/new.png)"),
+        (lambda x: x[1:], "1 removed (cats/000.png)"),
+        (rename, "1 renamed (cats/000.png -> zebra.png)"),
+        (lambda x: [*x[:-1], "cats/049.png 5"], "1 changed (cats/049.png)"),
+        (lambda x: x[5:], "5 removed (cats/000.png, cats/001.png, cats/002.png and 2 more)"),
+        (lambda x: [*x[2:], "b a 7"], "2 removed (cats/000.png, cats/001.png), 1 added (b a)"),
+        (lambda x: x[::-1], "the order of the images differs"),
+    ],
+)
+def test_the_difference_of_two_listings_in_words(
+    change: Callable[[list[str]], list[str]], words: str
+) -> None:
+    assert words in difference(LISTING, change(LISTING))
+
+
+def test_entirely_other_data_is_compared_in_linear_time() -> None:
+    many = [f"new/{i} {i % 3}" for i in range(200_000)]
+    words = difference([f"old/{i} {i % 5}" for i in range(200_000)], many)
+    assert "renamed" in words
+    assert "80000 removed" in words
+    assert "80000 added" in words

@@ -102,15 +102,6 @@ def test_a_name_that_looks_like_another_one_escaped_is_another_name(photos: Path
         assert whole.where(i) not in {left.where(place) for place in range(47)}
 
 
-def test_a_name_in_verdicts_of_before_backslashes_were_doubled_is_found(photos: Path, tmp_path: Path) -> None:
-    (photos / "class0" / "02.png").rename(photos / "class0" / r"back\slash.png")
-    left = leave_out(
-        open_images(str(photos)), verdicts(tmp_path / "v.csv", {r"class0/back\slash.png": "reject"})
-    )
-    assert len(left) == 47
-    assert not any("slash" in left.where(i) for i in range(47))
-
-
 def test_images_in_memory_are_left_out_by_their_number(tmp_path: Path) -> None:
     whole = open_images("synthetic:48", size=16)
     given = verdicts(tmp_path / "v.csv", {file_key(whole, 7): "reject"})
