@@ -64,8 +64,8 @@ class ViewsConfig:
     """Share of the image's area that a global crop covers."""
     local_crops: int = 0
     """Small extra views for the student alone (multi-crop); 0 as in the paper."""
-    local_size: int = 96
-    """Side of the local views in pixels."""
+    local_size: int | None = None
+    """Side of the local views in pixels; by default about 3/7 of the global ones': 96 beside 224."""
     local_scale: tuple[float, float] = (0.05, 0.4)
     """Share of the image's area that a local crop covers."""
     interpolation: Annotated[Literal["bicubic", "bilinear"], FIXED] = "bicubic"
@@ -91,7 +91,13 @@ class ViewsConfig:
         check_fields(self, "views.")
         between("views.size", self.size, 8, 2**14)
         at_least("views.local_crops", self.local_crops, 0)
-        between("views.local_size", self.local_size, 8, 2**14)
+        if self.local_size is not None:
+            between("views.local_size", self.local_size, 8, 2**14)
+        if self.local_crops and self.local_side > self.size:
+            raise UserError(
+                f"views.local_size={self.local_size} is more than views.size={self.size}, and local views are the "
+                f"small ones. Lower --views.local-size."
+            )
         for name in ("scale", "local_scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:
@@ -110,6 +116,11 @@ class ViewsConfig:
             between("views.mean", value, 0, 1)
         for value in self.std:
             between("views.std", value, 0.001, 1)
+
+    @property
+    def local_side(self) -> int:
+        """Side of the local views: as set, or 3/7 of the global ones' to the nearest multiple of 16."""
+        return self.local_size or min(self.size, max(16, 16 * round(self.size * 3 / 7 / 16)))
 
 
 @dataclass(kw_only=True)

@@ -133,3 +133,10 @@ def test_a_pair_policy_refuses_what_it_cannot_do_also_without_a_memory(
     monkeypatch.setattr(PAIRS["standard"], "check", check)
     with pytest.raises(UserError, match="not with 100 epochs"):
         Config(pairs="standard", epochs=100).check(10_000, has_labels=False)
+
+
+def test_the_size_of_local_views_follows_the_global_ones() -> None:
+    assert [ViewsConfig(size=size).local_side for size in (224, 32, 16)] == [96, 16, 16]
+    assert ViewsConfig(size=32, local_crops=2, local_size=12).local_side == 12
+    with pytest.raises(UserError, match="local_size=96 is more than"):
+        ViewsConfig(size=32, local_crops=2, local_size=96)

@@ -53,7 +53,7 @@ class ViewSettings:
         local = view > 2
         brightness, contrast, saturation, hue = (config.color * s for s in config.jitter)
         return cls(
-            size=config.local_size if local else config.size,
+            size=config.local_side if local else config.size,
             scale=config.local_scale if local else config.scale,
             interpolation=config.interpolation,
             jitter=(brightness, contrast, saturation, hue),

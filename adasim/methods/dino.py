@@ -63,7 +63,7 @@ class Dino(Method):
     def check(cls, config: Config) -> None:
         super().check(config)
         if config.views.local_crops:
-            check_patches(config.model, "views.local_size", config.views.local_size)
+            check_patches(config.model, "views.local_size", config.views.local_side)
 
     @property
     def eval_encoder(self) -> Backbone:

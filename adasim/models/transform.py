@@ -90,9 +90,9 @@ class EvalTransform:
         return replace(other, resize=resize, interpolation=self.interpolation, squash=self.squash)
 
     def for_fewshot(self) -> EvalTransform:
-        """The few-shot protocol's geometry: squashed to a square 1.15 times the size, then cropped."""
+        """The few-shot protocol's: squashed to a square 1.15 times the size, bilinear, then cropped."""
         resize = self.size if self.size <= SMALL else int(_FEWSHOT_ENLARGED * self.size)
-        return replace(self, resize=resize, squash=True)
+        return replace(self, resize=resize, squash=True, interpolation="bilinear")
 
     def bilinear(self) -> EvalTransform:
         """The same with SimSiam's interpolation."""

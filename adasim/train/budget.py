@@ -109,7 +109,7 @@ def _count(settings: str, channels: int) -> Footprint:
 
 def _views(config: Config, images: int, channels: int) -> list[Tensor]:
     views = config.views
-    sizes = [views.size] * 2 + [views.local_size] * views.local_crops
+    sizes = [views.size] * 2 + [views.local_side] * views.local_crops
     return [torch.empty(images, channels, size, size) for size in sizes]
 
 
@@ -246,7 +246,7 @@ def divisors(n: int) -> list[int]:
 
 def _bytes_of_views(config: Config, images: int) -> int:
     views = config.views
-    return 12 * images * (2 * views.size**2 + views.local_crops * views.local_size**2)
+    return 12 * images * (2 * views.size**2 + views.local_crops * views.local_side**2)
 
 
 def _check_timing(config: Config, count: int) -> None:

@@ -125,7 +125,8 @@ def test_a_killed_loader_process_ends_a_command_with_one_sentence(
             return load(images, i)
 
         setattr(FolderImages, "load", killed)  # noqa: B010 - mypy allows no assignment
-        out = [] if verb == "eval knn" else ["--out", str(tmp_path / "made.npz")]
+        ending = {"embed": ".npz", "explore": ".html"}.get(verb)
+        out = ["--out", str(tmp_path / f"made{ending}")] if ending else []
         words = [
             *(["--backbone"] if verb == "explore" else []),
             str(encoder),

@@ -77,7 +77,7 @@ def test_several_runs_are_drawn_where_one_stands_or_where_it_is_said(
         (["{tmp}/young", "{tmp}/silent"], "These runs have not finished an epoch yet"),
         (["{tmp}/old"], "There is nothing to draw"),
         (["{tmp}/good", "--curves", "teacher-entropy"], "There is nothing to draw for teacher-entropy"),
-        (["{tmp}/good", "--curves", "los"], "loss, epoch_loss"),
+        (["{tmp}/good", "--curves", "los"], "Did you mean loss?"),
         (["{tmp}/good", "--out", "{tmp}/figure.gif"], "must end in .png, .svg or .pdf"),
         (["{tmp}/good", "--out", "{tmp}/nowhere/figure.png"], "There is no folder {tmp}/nowhere"),
         (

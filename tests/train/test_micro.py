@@ -34,7 +34,7 @@ def one_step(
     state = build_state(config, 100, ranks, micro_batches)
     run = ranks.wrap(state.method)
     torch.manual_seed(1)
-    sizes = [config.views.size] * 2 + [config.views.local_size] * local
+    sizes = [config.views.size] * 2 + [config.views.local_side] * local
     share = slice(
         ranks.rank * config.batch_size // ranks.world, (ranks.rank + 1) * config.batch_size // ranks.world
     )
