@@ -1,4 +1,4 @@
-"""A folder of image files: found once, in a fixed order; decoded on demand to 8-bit RGB."""
+"""A folder of image files: listed once, in a fixed order; decoded on demand to 8-bit RGB."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.terminal import few, printable
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
-_LOOKED_FOR = 256
+_CHECKED_FILES = 256
 _CONVERTIBLE = {
     *("avif", "jxl", "jp2", "j2k", "jpx", "psd", "svg", "eps", "exr", "tga", "ico", "pdf"),
     *("raw", "dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "dcm"),
@@ -99,7 +99,7 @@ class FolderImages(ImageSet):
 
     def check_there(self) -> None:
         """Look for some of the files where another process has listed them; a `UserError` if any is missing."""
-        ids = sample_ids(len(self), _LOOKED_FOR)
+        ids = sample_ids(len(self), _CHECKED_FILES)
         known = (i for i in ids if tuple(self.files.states[i].tolist()) != GONE)
         missing = [self.where(i) for i in known if not os.path.exists(self.where(i))]
         if missing:
@@ -150,13 +150,13 @@ def open_folder(root: str, split: str, known: Callable[[str], Listing | None] | 
         raise UserError(f"No such folder: {root}. Check its spelling.")
     if Path(root).name in ("", ".."):  # `.` and its like name nothing
         root = os.path.abspath(root)
-    found = {
+    parts = {
         key: next((n for n in names if os.path.isdir(os.path.join(root, n))), None)
         for key, names in SPLIT_FOLDERS.items()
     }
     known = known or (lambda folder: None)
-    if found["train"] and found["test"]:
-        part = found[split] or ""
+    if parts["train"] and parts["test"]:
+        part = parts[split] or ""
         return _Divided(root, part, known(os.path.join(root, part)))
     if split == "test":
         raise MissingSplitError(

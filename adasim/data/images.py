@@ -225,6 +225,26 @@ class Subset(ImageSet):
         return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
 
 
+def channels_first(pixels: Tensor, either: bool) -> Tensor:
+    """Images (N, H, W) or (N, C, H, W) as (N, C, H, W), contiguous. Raises ValueError.
+
+    Args:
+        pixels: the images.
+        either: (N, H, W, C) is taken, too, as numpy's arrays often are.
+    """
+    if pixels.ndim == 3:
+        pixels = pixels[:, None]
+    elif either and pixels.ndim == 4 and pixels.shape[3] in (1, 3):
+        pixels = pixels.permute(0, 3, 1, 2)
+    if pixels.ndim != 4:
+        raise ValueError("images have two sides, and one or three channels")
+    if pixels.shape[1] not in (1, 3):
+        raise ValueError(f"it has {pixels.shape[1]} channels, not 1 or 3")
+    if 0 in pixels.shape[1:]:
+        raise ValueError("it has no pixels")
+    return pixels.contiguous()
+
+
 def numbered_classes(labels: Tensor | None) -> list[str]:
     """Names for classes that are known by number alone."""
     greatest = -1 if labels is None or not len(labels) else int(labels.max())

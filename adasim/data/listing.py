@@ -35,7 +35,7 @@ _SETTLED_NS = 5_000_000_000
 before it was read may have been changed again afterwards, within the same tick."""
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _CLOSED = (-1, -1)
-_OFTEN = {f".{form}" for ending in EXTENSIONS for form in (ending, ending.upper())}
+_USUAL_ENDINGS = {f".{form}" for ending in EXTENSIONS for form in (ending, ending.upper())}
 """Endings as nearly everybody writes them, of four and five characters."""
 
 
@@ -249,7 +249,7 @@ def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[byt
                 continue
         except OSError:  # a link to itself
             pass
-        if name[-4:] not in _OFTEN and name[-5:] not in _OFTEN:
+        if name[-4:] not in _USUAL_ENDINGS and name[-5:] not in _USUAL_ENDINGS:
             ending = _ending(name)
             if ending not in EXTENSIONS:
                 left_out[f".{ending}"] += 1

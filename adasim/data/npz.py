@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adasim.data.decode import open_regular
-from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet
+from adasim.data.images import MAX_CLASSES, ArrayImages, ImageSet, channels_first
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.terminal import few, printable
 
@@ -104,14 +104,10 @@ def _to_nchw(path: str, pixels: np.ndarray) -> Tensor:
             f"{path}: the images are {pixels.dtype} of shape {shape}; they must be uint8 of shape "
             f"(N, H, W, C), (N, C, H, W) or (N, H, W), and at least one."
         )
-    images = torch.from_numpy(np.ascontiguousarray(pixels))
-    if images.ndim == 3:
-        return images[:, None]
-    if shape[3] in (1, 3):
-        return images.permute(0, 3, 1, 2).contiguous()
-    if shape[1] in (1, 3):
-        return images
-    raise UserError(f"{path}: the images of shape {shape} have neither 1 nor 3 channels.")
+    try:
+        return channels_first(torch.from_numpy(np.ascontiguousarray(pixels)), either=True)
+    except ValueError:
+        raise UserError(f"{path}: the images of shape {shape} have neither 1 nor 3 channels.") from None
 
 
 def _to_labels(path: str, labels: np.ndarray, images: int) -> Tensor:

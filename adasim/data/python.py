@@ -1,4 +1,4 @@
-"""Images that are handed over in Python: a tensor, an array, or any map-style data set of them."""
+"""Images given in Python: a tensor, an array, or any map-style data set of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from adasim.data.images import (
     ArrayImages,
     ImageSet,
     Unreadable,
+    channels_first,
     distinct_classes,
     numbered_classes,
     sample_ids,
@@ -30,8 +31,8 @@ from adasim.util.errors import UserError
 from adasim.util.rgb import to_tensor
 
 KIND = "python"
-AGAIN = "Hand over the images that the run began with: data=... in Python"
-_LOOKED_AT = 8  # items that are read twice before anything begins
+RESUME_ADVICE = "Hand over the images that the run began with: data=... in Python"
+_CHECKED_ITEMS = 8  # items that are read twice before anything begins
 
 
 @runtime_checkable
@@ -91,7 +92,7 @@ def source_of(data: ImagesLike) -> str:
     return data if isinstance(data, str) else f"{KIND}:{type(data).__name__}"
 
 
-def was_handed_over(source: str) -> bool:
+def is_from_python(source: str) -> bool:
     """Whether a run's `data.source` says that its images came from Python."""
     return source.startswith(f"{KIND}:")
 
@@ -113,9 +114,7 @@ class DatasetImages(ImageSet):
         self._process, self._turn = os.getpid(), threading.Lock()
         self.name = type(items).__name__
         self.place = f"a {self.name} in Python"
-        ids = sample_ids(len(items), _LOOKED_AT)
-        self._refuse_what_is_no_image(ids)
-        self._refuse_random(ids)
+        self._check_items(sample_ids(len(items), _CHECKED_ITEMS))
         self.labels = _labels(items)
         self.classes = _class_names(items, self.labels)
 
@@ -151,23 +150,18 @@ class DatasetImages(ImageSet):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_process": None, "_turn": None}  # a lock cannot be pickled
 
-    def _refuse_what_is_no_image(self, ids: list[int]) -> None:
-        """If none of these items is an image, none will be: a sentence now, not a quarantine of all of them later."""
-        problem = ""
-        for i in ids:
+    def _check_items(self, ids: list[int]) -> None:
+        """Refuse what holds no images, which would else end in a quarantine of all, and what is random."""
+        first = [self.content(i) for i in ids]
+        if ids and set(first) == {UNREADABLE}:
             try:
-                self.load(i)
-                return
-            except Unreadable as error:
-                problem = problem or str(error)
-        if problem:
-            raise UserError(
-                f"The items of {self.name} are no images: {problem}. Let each be a PIL image, or a uint8 tensor "
-                f"(C, H, W), alone or first in a tuple."
-            )
-
-    def _refuse_random(self, ids: list[int]) -> None:
-        if any(self.content(i) != self.content(i) for i in ids):
+                self.load(ids[0])
+            except Unreadable as problem:
+                raise UserError(
+                    f"The items of {self.name} are no images: {problem}. Let each be a PIL image, or a uint8 tensor "
+                    f"(C, H, W), alone or first in a tuple."
+                ) from None
+        if first != [self.content(i) for i in ids]:
             raise UserError(
                 f"{self.name} gives another image each time it is asked for the same one. Leave random transforms "
                 f"out of it: training views are cut and coloured by adasim."
@@ -178,13 +172,7 @@ def _stacked(data: Tensor | np.ndarray, name: str, labels: Tensor | None) -> Arr
     """All images in one tensor."""
     shape = tuple(data.shape)
     try:
-        pixels = _to_8_bits(data)
-        if pixels.ndim == 4:
-            pixels = _channels_first(pixels, either=isinstance(data, np.ndarray))
-        elif pixels.ndim == 3:
-            pixels = pixels[:, None]
-        else:
-            raise ValueError("images have two sides, and one or three channels")
+        pixels = channels_first(_to_8_bits(data), either=isinstance(data, np.ndarray))
     except (ValueError, TypeError) as error:
         raise UserError(
             f"data of shape {shape} and type {data.dtype} cannot be used: {error}. Give uint8 of shape "
@@ -204,11 +192,9 @@ def _item_pixels(item: Any) -> Tensor:
     if not isinstance(item, Tensor | np.ndarray):
         raise ValueError(f"a {type(item).__name__} is no image")
     pixels = _to_8_bits(item)
-    if pixels.ndim == 2:
-        return pixels[None]
-    if pixels.ndim != 3:
+    if pixels.ndim not in (2, 3):
         raise ValueError(f"an image has no shape {tuple(pixels.shape)}")
-    return _channels_first(pixels[None], either=isinstance(item, np.ndarray))[0]
+    return channels_first(pixels[None], either=isinstance(item, np.ndarray))[0]
 
 
 def _to_8_bits(data: Tensor | np.ndarray) -> Tensor:
@@ -223,17 +209,6 @@ def _to_8_bits(data: Tensor | np.ndarray) -> Tensor:
     if pixels.dtype != torch.uint8:
         raise ValueError(f"{pixels.dtype} is neither uint8 nor floats in 0..1")
     return pixels
-
-
-def _channels_first(pixels: Tensor, either: bool) -> Tensor:
-    """(N, C, H, W); from (N, H, W, C), too, if they may be `either`, as numpy's are."""
-    if either and pixels.shape[3] in (1, 3):
-        pixels = pixels.permute(0, 3, 1, 2)
-    if pixels.shape[1] not in (1, 3):
-        raise ValueError(f"it has {pixels.shape[1]} channels, not 1 or 3")
-    if 0 in pixels.shape[1:]:
-        raise ValueError("it has no pixels")
-    return pixels.contiguous()
 
 
 def _labels(items: Any) -> Tensor | None:

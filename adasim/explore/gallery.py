@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet
-from adasim.data.python import was_handed_over
+from adasim.data.python import is_from_python
 from adasim.explore import KINDS
 from adasim.explore.collection import Collection, collect
 from adasim.explore.open import Opened, Say, origin_in_words, own_images
@@ -62,7 +62,7 @@ def _full_memory(run: Run, say: Say) -> NeighborMemory:
     sentences: list[str] = []
     memory = run.read_memory(sentences.append)
     encoder = ""
-    if (run.path / "backbone.safetensors").exists() and not was_handed_over(run.config.data.source):
+    if (run.path / "backbone.safetensors").exists() and not is_from_python(run.config.data.source):
         encoder = (
             f" Its encoder has neighbours, too: adasim gallery --backbone {run.path} --data "
             f"{run.config.data.source}"

@@ -30,7 +30,7 @@ from adasim.data import (
 )
 from adasim.data.identity import listing_file
 from adasim.data.listing import Listing, refresh
-from adasim.data.python import AGAIN, source_of, was_handed_over
+from adasim.data.python import RESUME_ADVICE, is_from_python, source_of
 from adasim.data.sources import is_folder
 from adasim.dist.devices import deterministic, tf32_products, working_precision
 from adasim.dist.processes import Distributed
@@ -280,8 +280,8 @@ def _precision_note(config: Config, state: TrainState, ranks: Distributed) -> st
 
 def advice(run: RunFolder, source: str) -> str:
     """What to do when the images in `source` are not those that the run began with."""
-    if was_handed_over(run.config.data.source):
-        return AGAIN
+    if is_from_python(run.config.data.source):
+        return RESUME_ADVICE
     words = "Restore the data set as it was"
     if (run.path / BACKBONE_FILE).is_file():
         recipe = "RECIPE" if run.config.recipe == "custom" else run.config.recipe

@@ -73,7 +73,7 @@ def test_heic_files_that_cannot_be_read_are_counted_and_the_command_that_reads_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "EXTENSIONS", frozenset(["png"]))  # as without pillow-heif
-    monkeypatch.setattr(listing, "_OFTEN", frozenset([".png"]))
+    monkeypatch.setattr(listing, "_USUAL_ENDINGS", frozenset([".png"]))
     for i in range(9):
         (tmp_path / f"{i}.HEIC").write_bytes(b"?")
     with pytest.raises(UserError, match=r"found 9 \.heic \(to read them: pip install pillow-heif\)\.$"):

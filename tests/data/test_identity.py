@@ -84,19 +84,27 @@ def test_unchanged_data_are_accepted_and_it_is_said_what_was_compared(tmp_path: 
     assert "contents of 6 of them" in said
 
 
-def test_other_content_of_the_same_size_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda root: overwrite_keeping_the_time(root / "class1/003.bmp"),
+            r"1 of 6 images .*class1/003\.bmp",
+        ),
+        (
+            lambda root: swap(root / "class0/000.bmp", root / "class0/002.bmp"),
+            r"2 of 6 images .*class0/000\.bmp, .*class0/002\.bmp",
+        ),
+    ],
+    ids=["overwritten", "swapped"],
+)
+def test_other_content_of_the_same_size_is_refused_by_name(
+    tmp_path: Path, change: Callable[[Path], object], words: str
+) -> None:
     root = photos(tmp_path / "photos")
     saved = kept(root)
-    overwrite_keeping_the_time(root / "class1/003.bmp")
-    with pytest.raises(UserError, match=r"Cannot resume with other data: 1 of 6 images .*class1/003\.bmp"):
-        check(saved, root)
-
-
-def test_two_files_that_swapped_names_are_refused(tmp_path: Path) -> None:
-    root = photos(tmp_path / "photos")
-    saved = kept(root)
-    swap(root / "class0/000.bmp", root / "class0/002.bmp")
-    with pytest.raises(UserError, match=r"2 of 6 images .*class0/000\.bmp, .*class0/002\.bmp"):
+    change(root)
+    with pytest.raises(UserError, match=f"Cannot resume with other data: {words}"):
         check(saved, root)
 
 

@@ -234,11 +234,3 @@ def test_the_same_images_are_known_again_and_others_are_refused(make: Callable[[
         assert images.cache_key() != again.cache_key()
         with pytest.raises(UserError, match=r"Cannot resume with other data: .*\. Hand them over"):
             check_same_data(saved, images, advice="Hand them over")
-
-
-def test_other_labels_are_other_data() -> None:
-    saved = record(as_images(Labelled()))
-    data = Labelled()
-    data.targets[5] = 0
-    with pytest.raises(UserError, match="the labels differ"):
-        check_same_data(saved, as_images(data))
