@@ -11,7 +11,7 @@ import torch
 from helpers import refusal
 from PIL import Image
 
-from adasim.train.report import CollapseWatch
+from adasim.util.collapse import CollapseWatch
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,15 +40,6 @@ _ASK_SECONDS = 20.0
 
 class LostContactError(UserError):
     """Another process of the run is gone."""
-
-
-class Runner(Protocol):
-    """Calls a forward pass and returns its result."""
-
-    def __call__(self, forward: Callable[[], T]) -> T: ...
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """In the block, gradients add up on this process and are not averaged yet."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +185,8 @@ class Distributed:
         The averages of gradients travel while the backward pass is still under way (DDP).
         """
         if self.world == 1:
-            return _Alone()
-        run = DistributedDataParallel(_Shell(network))
+            return _Call(network)
+        run = DistributedDataParallel(_Call(network))
         # After its first backward pass DDP packs gradients anew, in the order in which they were ready, and how a
         # sum over four ranks rounds depends on a number's place in its pack. So that the first step after a resume
         # rounds like any other, that first pass takes place here, over a sum that reaches all from last to first.
@@ -304,18 +295,8 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 """One process, on its CPU."""
 
 
-class _Alone:
-    """One process: a call is a call, and there is nobody to average with."""
-
-    def __call__(self, forward: Callable[[], T]) -> T:
-        return forward()
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-class _Shell(nn.Module):
-    """DDP prepares for the backward pass in `forward`; ours has several entry points, so the call is handed in.
+class _Call(nn.Module):
+    """Calls a forward pass and returns its result: DDP prepares for the backward pass there, and ours has several.
 
     It holds what learns and nothing else: teacher and running statistics are the same on all ranks anyway.
     """
@@ -326,6 +307,14 @@ class _Shell(nn.Module):
 
     def forward(self, forward: Callable[[], T]) -> T:
         return forward()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """In the block, gradients add up on this process and are not averaged yet; alone they never are."""
+        return nullcontext()
+
+
+Runner = _Call | DistributedDataParallel
+"""What `wrap` gives: called with a forward pass, it returns what that computes."""
 
 
 def first_host(nodes: str) -> str:

@@ -20,8 +20,8 @@ from adasim.neighbors import search
 from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
 from adasim.util import seeding
+from adasim.util.collapse import rankme
 from adasim.util.fields import at_least
-from adasim.util.spread import rankme
 from adasim.util.terminal import progress_bar
 
 _RANKED = 25_600  # images that RankMe looks at, as in the paper

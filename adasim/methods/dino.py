@@ -16,7 +16,7 @@ from adasim.models.backbone import check_patches
 from adasim.registry import METHODS
 from adasim.schedules import cosine
 from adasim.settings import DINO_VIEWS, DinoSettings
-from adasim.util.spread import feature_spread
+from adasim.util.collapse import feature_spread
 
 
 class Network(nn.Module):

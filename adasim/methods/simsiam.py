@@ -12,8 +12,8 @@ from adasim.methods.base import EncodedView, Method, Step, decay_groups
 from adasim.models import Backbone, Predictor, Projector, build_backbone
 from adasim.registry import METHODS
 from adasim.settings import SIAMESE_VIEWS, SimSiamSettings
+from adasim.util.collapse import feature_spread
 from adasim.util.errors import UserError
-from adasim.util.spread import feature_spread
 
 
 class Siamese(Method):

@@ -1,24 +1,23 @@
-"""How a run goes, told to people (progress bar, warnings) and to programs (metrics), and the collapse watch.
+"""How a run goes, told to people (progress bar, warnings) and to programs (metrics).
 
-The watch says in words when self-distillation has stopped telling images apart. It reads three vital signs, each on a
-scale that does not depend on the model's size:
-
-- **spread**: deviation of the L2-normalised features, in units of 1/sqrt(D), its value when they fill the
-  sphere (SimSiam, section 4.1). 0 means that all features are equal.
-- **rank**: RankMe (Garrido et al., 2023), how many directions the features use. 1 means one.
-- **entropy** of DINO's teacher, in units of ln(out_dim). 1 is a uniform output, 0 a one-hot one; DINO's
-  centring pulls towards the former, its sharpening towards the latter (DINO, section 5.3).
+Epoch  12/100 ━━━━━━━━╸━━━━━━━━━━━━━━━  35%  1:02:11 left
+loss 6.021   1,234 images/s   waiting for data 3%   bootstrapped 17%
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 
 import torch
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from adasim.config import Config
@@ -30,21 +29,13 @@ from adasim.neighbors import PairPolicy
 from adasim.runs.folder import RunFolder
 from adasim.runs.metrics import UNREADABLE_FILE, MetricsLog, Pace, read_metrics
 from adasim.runs.trackers import FILES, open_tracker
-from adasim.train.progress import Progress
 from adasim.train.state import TrainState
 from adasim.util import terminal
+from adasim.util.collapse import READINGS, CollapseWatch
 from adasim.util.errors import UserError
-from adasim.util.spread import feature_spread, rankme
+from adasim.util.units import duration
 
-ALIKE = "The encoder gives nearly the same feature to every image"
-FLAT = "The features use only"
-TEACHER = "The teacher's output is"
-BEGINNINGS = (ALIKE, FLAT, TEACHER)
-"""Of the watch's sentences."""
-READINGS = ("feature_spread", "rankme", "teacher_entropy_share")
-"""Names of the vital signs, as they are logged of every epoch."""
-ROWS = 2048
-"""RankMe looks at no more features than this: the cost is cubic and the answer settles early."""
+_SMOOTH_S = 20.0  # speeds are averages over about this long
 
 KnnDuringTraining = Callable[[Backbone, ImageSet, Config], float]
 """k-NN accuracy in percent of an encoder in training on (some of) its own images; changes nothing."""
@@ -91,7 +82,10 @@ class Reporter:
         if self.metrics is not None:
             for line in read_metrics(self.path):
                 self.watch.recall({name: line.get(f"epoch_{name}") for name in READINGS})
-        self._follow()
+            if self.config.save.log != FILES:
+                assert self.run.id is not None
+                name, config = self.path.resolve().name, self.config.to_dict()
+                self.metrics.tracker = open_tracker(self.config.save.log, self.run.id, name, config, self.say)
         self.bar.step = self.state.step
         self._stack.enter_context(self.bar)
         return self
@@ -102,14 +96,6 @@ class Reporter:
         if self.metrics is not None and self.metrics.tracker is not None:
             self.metrics.tracker.close(complete=kind is None)
         self._stack.close()
-
-    def _follow(self) -> None:
-        """Let the service of `--log` get the metrics, too. Only rank 0 has any."""
-        log = self.config.save.log
-        if self.metrics is not None and log != FILES:
-            assert self.run.id is not None
-            name, config = self.path.resolve().name, self.config.to_dict()
-            self.metrics.tracker = open_tracker(log, self.run.id, name, config, self.say)
 
     def say(self, text: str) -> None:
         """Print a message; on standard error too where nobody reads standard output any more."""
@@ -243,109 +229,158 @@ def _same_class(neighbours: Tensor, images: Tensor, labels: Tensor) -> tuple[int
     return int(((own == other) & there & known).sum()), int(known.sum())
 
 
-@dataclass
-class _Sign:
-    """One way to collapse. It is reported after `patience` bad readings in a row, once until it clears.
+class Progress:
+    """Shows a run's progress; `update` after every step, `say` for messages, which appear above the bar.
 
-    A sign that had been good before has *become* bad: fewer readings are needed than at the start of a run,
-    which may look like a collapse (an untrained network finds all images alike) and recover.
+    Args:
+        total_steps: steps of the whole run.
+        epochs: epochs of the whole run.
+        console: where to write; standard output by default. A bar if that is a terminal, else lines.
+        every_s: without a terminal, a line at every new epoch and whenever so many seconds have passed.
+        clock: seconds, for tests.
+
+    >>> with Progress(total_steps=1000, epochs=10) as bar:  # doctest: +SKIP
+    ...     bar.update(step=1, epoch=0, loss=6.2, images=256, waited_s=0.01, bootstrap=0.0)
+    ...     bar.say("The teacher's output is nearly uniform.")
     """
 
-    patience: int
-    patience_at_start: int
-    was_good: bool = False
-    streak: int = 0
+    def __init__(
+        self,
+        total_steps: int,
+        epochs: int,
+        console: Console | None = None,
+        every_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_steps = total_steps
+        self.epochs = epochs
+        self.step = 0
+        """Steps done; what was done before a resume counts for the bar and not for the speed."""
+        self.epoch = 0
+        self.loss = math.nan
+        self.bootstrap: float | None = None
+        self._console = console or terminal.console()
+        self._every_s = every_s
+        self._clock = clock
+        self._last = clock()
+        self._steps = self._images = self._waited = self._busy = 0.0  # decayed sums, of one age
+        self._printed: tuple[int, float] | None = None  # epoch and time of the last plain line
+        self._live: Live | None = None
 
-    def read(self, bad: bool) -> bool:
-        """True if it is to be reported now."""
-        self.streak = self.streak + 1 if bad else 0
-        self.was_good |= not bad
-        return self.streak == (self.patience if self.was_good else self.patience_at_start)
+    def __enter__(self) -> Progress:
+        self._last = self._clock()  # building the bar and its run is not training
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(get_renderable=self._bar, console=self._console, refresh_per_second=4)
+            self._live.start()
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        elif self._steps and self._printed != (self.epoch, self._last):
+            self._print_line()
 
-class CollapseWatch:
-    """Reads the vital signs once an epoch (or as often as wished) and returns sentences, usually none.
+    def update(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        loss: float,
+        images: int,
+        waited_s: float,
+        bootstrap: float | None = None,
+    ) -> None:
+        """Count one more step.
 
-    Thresholds, with readings of healthy runs of this package (32-pixel images, out_dim 512) beside them:
-
-    - spread below 0.1: a mean cosine above 0.99 between any two images. Untrained ResNets and ViTs: 0.2 to
-      0.6, trained ones: 0.5 to 0.6. At once if it was above before, after 5 readings if it never was.
-    - rank below 3. Untrained: 8 to 70, trained: 38 to 86 (15 at thirty times the learning rate). Likewise.
-    - entropy above 0.999. A healthy DINO run passes through a plateau where centring has removed what all
-      images have in common and little else is there yet; it peaked at 0.995 there (ln(out_dim) - 0.03),
-      while a run with too warm a teacher (0.5) passed 0.999 in its second epoch. After 3 readings.
-    - entropy below 0.05: nearly all mass is on one prototype. A run whose centre was held still (no centring)
-      fell below it in its sixth epoch and ended at 0.027. After 3 readings.
-    """
-
-    SPREAD, RANK, UNIFORM, ONE_HOT = 0.1, 3.0, 0.999, 0.05
-
-    def __init__(self, out_dim: int | None = None) -> None:
-        """`out_dim`: width of DINO's output, None for SimSiam."""
-        self.out_dim = out_dim
-        self.readings: dict[str, float] = {}
-        """The latest vital signs, to be logged."""
-        self._alike = _Sign(patience=1, patience_at_start=5)
-        self._flat = _Sign(patience=1, patience_at_start=5)
-        self._uniform = _Sign(patience=3, patience_at_start=3)
-        self._one_hot = _Sign(patience=3, patience_at_start=3)
-
-    def update(self, features: Tensor, teacher_entropy: float | None = None) -> list[str]:
-        """Read once: features (B, D) of the epoch's last images, and the teacher's mean entropy in nats.
-
-        Returns:
-            A sentence for every sign that has just turned bad.
+        Args:
+            step: steps done, this one included.
+            epoch: the epoch it belongs to, from 0.
+            loss: its loss.
+            images: how many images it took.
+            waited_s: seconds of it spent waiting for data.
+            bootstrap: share of images whose partner is another image; None where that has no meaning.
         """
-        self.readings = {}
-        features = features.detach().float()
-        features = features[features.isfinite().all(dim=1)]
-        if len(features) >= 16:  # fewer say little about rank or spread
-            few = features[:: math.ceil(len(features) / ROWS)]
-            self.readings |= {"feature_spread": float(feature_spread(few)), "rankme": rankme(few)}
-        if teacher_entropy is not None and self.out_dim is not None and math.isfinite(teacher_entropy):
-            self.readings["teacher_entropy_share"] = teacher_entropy / math.log(self.out_dim)
-        return self._judge(self.readings, features.shape[1])
+        now = self._clock()
+        took, self._last = now - self._last, now
+        fade = math.exp(-took / _SMOOTH_S)
+        self._steps = self._steps * fade + (step - self.step)
+        self._images = self._images * fade + images
+        self._waited = self._waited * fade + waited_s
+        self._busy = self._busy * fade + took
+        self.step, self.epoch, self.loss, self.bootstrap = step, epoch, loss, bootstrap
+        if self._live is None and self._line_is_due(now):
+            self._print_line()
 
-    def recall(self, readings: Mapping[str, float | None]) -> None:
-        """Take note of what was read in an earlier epoch, in a run that goes on."""
-        self._judge({name: value for name, value in readings.items() if value is not None}, 0)
+    def say(self, text: str) -> None:
+        """Print a message above the bar, on one line whatever names it holds."""
+        self._print(terminal.printable(text), wrap=self._live is not None)
 
-    def _judge(self, readings: Mapping[str, float], width: int) -> list[str]:
-        said = []
-        if "feature_spread" in readings and "rankme" in readings:
-            said += self._judge_features(readings["feature_spread"], readings["rankme"], width)
-        if "teacher_entropy_share" in readings:
-            said += self._judge_entropy(readings["teacher_entropy_share"])
-        return said
+    @property
+    def images_per_second(self) -> float:
+        return self._images / self._busy if self._busy else 0.0
 
-    def _judge_features(self, spread: float, rank: float, width: int) -> list[str]:
-        said = []
-        if self._alike.read(spread < self.SPREAD):
-            said.append(
-                f"{ALIKE}: they vary {spread:.1%} as much "
-                f"as features that fill the sphere. It has collapsed, or has not begun to learn. Lower "
-                f"--optim.lr, or try --pairs standard to see whether the pairs are the cause."
-            )
-        if self._flat.read(rank < self.RANK):
-            said.append(
-                f"{FLAT} {rank:.1f} of {width} directions (RankMe): most of what "
-                f"could tell images apart is lost. Lower --optim.lr or --optim.weight-decay, or make the "
-                f"views harder (a smaller --views.scale)."
-            )
-        return said
+    @property
+    def waiting(self) -> float:
+        """Share of the time spent waiting for data, 0 to 1."""
+        return min(1.0, self._waited / self._busy) if self._busy else 0.0
 
-    def _judge_entropy(self, share: float) -> list[str]:
-        said = []
-        if self._uniform.read(share > self.UNIFORM):
-            said.append(
-                f"{TEACHER} uniform: its entropy is {share:.2%} of ln({self.out_dim}), so it says "
-                f"the same of every image and there is nothing to learn from it. Sharpen it with a lower "
-                f"--dino.teacher-temp, or let the centre follow slower (a higher --dino.center-momentum)."
-            )
-        if self._one_hot.read(share < self.ONE_HOT):
-            said.append(
-                f"{TEACHER} one-hot: its entropy is {share:.2%} of ln({self.out_dim}). If all "
-                f"images share one prototype, this is a collapse. Soften it with a higher "
-                f"--dino.teacher-temp, or let the centre follow faster (a lower --dino.center-momentum)."
-            )
-        return said
+    @property
+    def seconds_left(self) -> float | None:
+        """At the present speed; None before the first step."""
+        return (self.total_steps - self.step) * self._busy / self._steps if self._steps else None
+
+    def _line_is_due(self, now: float) -> bool:
+        return (
+            self._printed is None
+            or self.epoch != self._printed[0]
+            or now - self._printed[1] >= self._every_s
+            or self.step == self.total_steps
+        )
+
+    def _print_line(self) -> None:
+        self._printed = (self.epoch, self._last)
+        share = f"{self.step / self.total_steps:.0%}" if self.total_steps else "100%"
+        parts = [
+            f"epoch {self._epoch()}",
+            f"step {self.step:,}/{self.total_steps:,} ({share})",
+            *self._figures(),
+        ]
+        self._print(", ".join([*parts, self._left()]), wrap=False)
+
+    def _print(self, text: str, wrap: bool) -> None:
+        self._console.print(text, markup=False, emoji=False, soft_wrap=not wrap)
+
+    def _bar(self) -> Group:
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.add_column(no_wrap=True)
+        line.add_column(ratio=1)
+        line.add_column(justify="right", no_wrap=True)
+        line.add_column(justify="right", no_wrap=True)
+        done = self.step / self.total_steps if self.total_steps else 1.0
+        line.add_row(
+            Text.assemble("Epoch ", (self._epoch(), "bold")),
+            ProgressBar(total=max(1, self.total_steps), completed=self.step),
+            f"{math.floor(done * 100)}%",
+            Text(self._left(), style="cyan"),
+        )
+        return Group(line, Text("   ".join(self._figures()), style="dim", no_wrap=True, overflow="ellipsis"))
+
+    def _epoch(self) -> str:
+        width = len(str(self.epochs))
+        return f"{min(self.epoch + 1, self.epochs):>{width}}/{self.epochs}"
+
+    def _figures(self) -> list[str]:
+        if not self._steps:
+            return ["starting"]
+        speed = self.images_per_second
+        figures = [
+            f"loss {self.loss:.4g}",
+            f"{speed:,.0f} images/s" if speed >= 10 else f"{speed:.2g} images/s",
+            f"waiting for data {self.waiting:.0%}",
+        ]
+        return figures if self.bootstrap is None else [*figures, f"bootstrapped {self.bootstrap:.0%}"]
+
+    def _left(self) -> str:
+        return "-:-- left" if self.seconds_left is None else f"{duration(self.seconds_left)} left"

@@ -26,7 +26,7 @@ from adasim.dist.processes import Runner
 from adasim.methods import Step
 from adasim.schedules import learning_rate, peak_learning_rate, weight_decay
 from adasim.train.state import TrainState
-from adasim.util.spread import feature_spread
+from adasim.util.collapse import feature_spread
 
 
 def forward(state: TrainState, ddp: Runner, views: list[Tensor]) -> Step:

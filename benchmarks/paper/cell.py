@@ -21,7 +21,7 @@ import adasim
 from adasim.data import open_images
 from adasim.runs.metrics import read_metrics
 from adasim.train.loop import NonFiniteLossError
-from adasim.train.report import BEGINNINGS
+from adasim.util.collapse import BEGINNINGS
 from adasim.util.files import atomic_write
 
 from .results import newest, read_lines

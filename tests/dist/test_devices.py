@@ -34,7 +34,7 @@ from adasim.dist.devices import (
 )
 from adasim.dist.processes import Distributed
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.util.spread import rankme
+from adasim.util.collapse import rankme
 from adasim.train.state import build_state
 
 pytestmark = pytest.mark.slow

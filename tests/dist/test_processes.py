@@ -75,7 +75,7 @@ def normed_pass(ranks: Distributed) -> dict[str, Tensor]:
     for step in range(2):
         x = images[step, part].requires_grad_()
         network.zero_grad()
-        y = run(lambda x=x: network(x))  # type: ignore[misc]
+        y = run(lambda x=x: network(x))
         (y * weight[part]).pow(2).mean().backward()
     assert x.grad is not None
     found = {"output": y.detach(), "input gradient": x.grad / ranks.world}

@@ -6,7 +6,8 @@ from contextlib import suppress
 import pytest
 from rich.console import Console
 
-from adasim.train.progress import Progress, duration
+from adasim.train.report import Progress
+from adasim.util.units import duration
 
 
 class Clock:
