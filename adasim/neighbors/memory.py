@@ -238,17 +238,18 @@ class NeighborMemory:
             newest = self.current_ids[places].long()  # (B, K), best first
         else:
             newest = self.history_ids[places, (self.epochs - 1) % self.window].long()
-        return _first_other(newest, ids, ids)
+        return _first_other(newest, [ids], ids)
 
-    def best_other(self, partners: Tensor) -> Tensor:
-        """The candidate with the largest p_win other than `partners`, for each image held here; -1 if there is none.
+    def best_other(self, *but: Tensor) -> Tensor:
+        """The candidate with the largest p_win that is in none of `but`, for each image held here; or -1.
 
-        With the partners j* of the epoch this is the paper's second neighbour. tau does not change who is best.
+        Without the partners j* of the epoch this is the paper's second neighbour, which is the image itself wherever
+        another one was drawn; without the images, too, it is always another one. tau does not change who is best.
         """
-        best = torch.full_like(partners, -1)
-        for start in range(0, len(partners), CHUNK):
+        best = torch.full_like(but[0], -1)
+        for start in range(0, len(best), CHUNK):
             chunk = slice(start, start + CHUNK)
-            best[chunk] = _first_other(self._ranked(chunk)[0], partners[chunk], best[chunk])
+            best[chunk] = _first_other(self._ranked(chunk)[0], [one[chunk] for one in but], best[chunk])
         return best
 
     # ---- state ----
@@ -452,9 +453,11 @@ def _check_tau(tau: float) -> None:
         raise ValueError(f"tau={tau} must be 0 (standard pairs) or above; the paper uses 0.2")
 
 
-def _first_other(lists: Tensor, own: Tensor, instead: Tensor) -> Tensor:
-    """The first of each list (B, S) that is neither `own` (B,) nor padding; if there is none, `instead`."""
-    other = (lists != own[:, None]) & (lists >= 0)
+def _first_other(lists: Tensor, but: list[Tensor], instead: Tensor) -> Tensor:
+    """The first of each list (B, S) that is in none of `but` (B,) and no padding; if there is none, `instead`."""
+    other = lists >= 0
+    for one in but:
+        other &= lists != one[:, None]
     first = lists.gather(1, other.int().argmax(1, keepdim=True))[:, 0]
     return torch.where(other.any(1), first, instead)
 

@@ -79,7 +79,7 @@ PANELS: dict[str, Panel] = {
     ),
     "second-nn": _shares(
         "Second neighbour of the same class (%)",
-        ("second_neighbour_accuracy", "p_win without j*"),
+        ("other_neighbour_accuracy", "p_win without j* and the image"),
         ("nn_accuracy_top2", "this epoch's list"),
     ),
     "self-match": _shares("Nearest is the image itself (%)", ("nn_self_top1", "")),

@@ -191,12 +191,15 @@ class Reporter:
             visited = (memory.current_ids[:, 0] >= 0).nonzero()[:, 0]
             chosen = {"partner_accuracy": partners}
             if memory.lists:
+                own = torch.arange(first, memory.rows.stop, dtype=partners.dtype)
                 chosen["second_neighbour_accuracy"] = memory.best_other(partners)
+                chosen["other_neighbour_accuracy"] = memory.best_other(partners, own)
             for name, images in chosen.items():
                 counts[name] = _same_class(images[visited].long(), visited + first, labels)
             # In the first epoch p_win has no candidates yet.
             if memory.lists and memory.epochs == 0 and memory.timing == "previous":
-                counts["second_neighbour_accuracy"] = (math.nan, len(visited))
+                for name in ("second_neighbour_accuracy", "other_neighbour_accuracy"):
+                    counts[name] = (math.nan, len(visited))
         if not counts:
             return {}
         values = self.ranks.all_mean(*(value for pair in counts.values() for value in pair))

@@ -161,7 +161,7 @@ def test_a_real_run_has_all_panels_but_those_that_it_cannot_fill(finished: Path)
     epochs = [line for line in lines if "epoch_loss" in line]
     drawn = {
         "Nearest neighbour": ("partner_accuracy", "nn_accuracy_top1"),
-        "Second neighbour": ("second_neighbour_accuracy", "nn_accuracy_top2"),
+        "Second neighbour": ("other_neighbour_accuracy", "nn_accuracy_top2"),
         "Nearest is the image": ("nn_self_top1",),
         "Teacher entropy": ("epoch_teacher_entropy_share",),
     }
