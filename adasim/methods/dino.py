@@ -11,27 +11,12 @@ from torch import Tensor, nn
 from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.dist.collectives import mean_over_ranks
 from adasim.methods.base import EncodedView, Method, Step, decay_groups
-from adasim.models import Backbone, DinoHead, build_backbone
+from adasim.models import Backbone, build_backbone
 from adasim.models.backbone import check_patches
 from adasim.registry import METHODS
 from adasim.schedules import cosine
 from adasim.settings import DINO_VIEWS, DinoSettings
 from adasim.util.collapse import feature_spread
-
-
-class Network(nn.Module):
-    """Backbone and head."""
-
-    def __init__(self, backbone: Backbone, config: DinoSettings) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = DinoHead(
-            backbone.dim,
-            config.out_dim,
-            hidden_dim=config.hidden_dim,
-            bottleneck_dim=config.bottleneck_dim,
-            norm_last_layer=config.norm_last_layer,
-        )
 
 
 @METHODS.register("dino")
@@ -157,3 +142,63 @@ def teacher_temperature(settings: DinoSettings, epoch: int) -> float:
     if epoch >= n:
         return end
     return start + (end - start) * epoch / max(n - 1, 1)
+
+
+class Network(nn.Module):
+    """Backbone and head."""
+
+    def __init__(self, backbone: Backbone, config: DinoSettings) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = DinoHead(
+            backbone.dim,
+            config.out_dim,
+            hidden_dim=config.hidden_dim,
+            bottleneck_dim=config.bottleneck_dim,
+            norm_last_layer=config.norm_last_layer,
+        )
+
+
+class DinoHead(nn.Module):
+    """in -> hidden -> hidden -> bottleneck with GELU between, L2-normalised, then the prototypes; no BN."""
+
+    def __init__(
+        self, in_dim: int, out_dim: int, *, hidden_dim: int, bottleneck_dim: int, norm_last_layer: bool
+    ) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(in_dim, hidden_dim),
+            nn.GELU(),
+            nn.Linear(hidden_dim, hidden_dim),
+            nn.GELU(),
+            nn.Linear(hidden_dim, bottleneck_dim),
+        )
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.last_layer = Prototypes(bottleneck_dim, out_dim, frozen_gain=norm_last_layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, out_dim) of features (B, in_dim)."""
+        x = self.mlp(x).float()  # the norm and its epsilon need float32 under autocast
+        return self.last_layer(F.normalize(x, dim=1))
+
+
+class Prototypes(nn.Module):
+    """A bias-free linear layer with weight norm: row k of the weight is g_k * v_k / |v_k|.
+
+    The names weight_v and weight_g are those of torch's weight norm, so that DINO's checkpoints fit.
+    """
+
+    def __init__(self, in_dim: int, out_dim: int, *, frozen_gain: bool) -> None:
+        super().__init__()
+        self.weight_v = nn.Linear(in_dim, out_dim, bias=False).weight  # torch's own init
+        self.weight_g = nn.Parameter(torch.ones(out_dim, 1), requires_grad=not frozen_gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v, g = self.weight_v, self.weight_g
+        if v.is_meta:  # where torch 2.6 has no gradient of the operation below
+            return F.linear(x, v * (g / v.norm(dim=1, keepdim=True)))
+        # As torch's own weight norm does it: in two passes over the weights, where plain operations take ten.
+        return F.linear(x, torch._weight_norm(v, g, 0))  # (B, out_dim)

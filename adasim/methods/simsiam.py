@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.methods.base import EncodedView, Method, Step, decay_groups
-from adasim.models import Backbone, Predictor, Projector, build_backbone
+from adasim.models import Backbone, build_backbone
 from adasim.registry import METHODS
 from adasim.settings import SIAMESE_VIEWS, SimSiamSettings
 from adasim.util.collapse import feature_spread
@@ -87,3 +87,36 @@ class SimSiam(Siamese):
 
 def _cosine(prediction: Tensor, target: Tensor) -> Tensor:
     return F.cosine_similarity(prediction.float(), target.detach().float(), dim=1).mean()
+
+
+class Projector(nn.Sequential):
+    """SimSiam's three-layer projector, BN after every layer; the last BN has no affine part.
+
+    The last bias is frozen: the BN behind it takes any constant off again.
+    """
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        last = nn.Linear(dim, dim)
+        last.bias.requires_grad_(False)
+        super().__init__(
+            nn.Linear(in_dim, dim, bias=False),
+            nn.BatchNorm1d(dim),
+            nn.ReLU(inplace=True),
+            nn.Linear(dim, dim, bias=False),
+            nn.BatchNorm1d(dim),
+            nn.ReLU(inplace=True),
+            last,
+            nn.BatchNorm1d(dim, affine=False),
+        )
+
+
+class Predictor(nn.Sequential):
+    """SimSiam's bottleneck predictor: dim -> hidden -> dim, BN on the hidden layer only."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__(
+            nn.Linear(dim, hidden_dim, bias=False),
+            nn.BatchNorm1d(hidden_dim),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden_dim, dim),
+        )

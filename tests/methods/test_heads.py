@@ -5,7 +5,8 @@ import math
 import torch
 from torch import nn
 
-from adasim.models import DinoHead, Predictor, Projector
+from adasim.methods.dino import DinoHead
+from adasim.methods.simsiam import Predictor, Projector
 
 
 def dino_head(norm_last_layer=False):
