@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from typing import BinaryIO
 
@@ -12,6 +14,7 @@ from PIL import Image, features
 from torch import Tensor
 
 from adasim.data.images import Reduction, Unreadable
+from adasim.util.errors import UserError
 from adasim.util.rgb import reduce_jpeg, to_tensor
 
 try:
@@ -45,14 +48,28 @@ def decode(path: str) -> Tensor:
 
 def decode_reduced(path: str, reduction: Reduction | None) -> tuple[Tensor, int]:
     """`decode`, of a JPEG at 1/s of its size; and s. See `ImageSet.load_reduced`."""
+    with reading(path), open_regular(path) as file:
+        return decode_file(file, reduction)
+
+
+def decode_file(file: BinaryIO, reduction: Reduction | None) -> tuple[Tensor, int]:
+    """`decode_reduced` of an open file. Raises nearly anything: see `reading`."""
+    with open_image(file) as image:
+        scale = 1 if reduction is None else reduce_jpeg(image, reduction)
+        return to_tensor(image), scale
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Decoders meet hostile bytes, and raise nearly anything: it becomes `Unreadable`."""
     try:
-        with open_regular(path) as file, open_image(file) as image:
-            scale = 1 if reduction is None else reduce_jpeg(image, reduction)
-            return to_tensor(image), scale
-    except FileNotFoundError:
-        raise Unreadable(path, "the file is gone") from None
-    except Exception as error:  # decoders meet hostile bytes: they raise nearly anything
-        raise Unreadable(path, f"{error} ({type(error).__name__})") from None
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        gone = isinstance(error, FileNotFoundError) and error.filename == where
+        reason = "the file is gone" if gone else f"{error} ({type(error).__name__})"
+        raise Unreadable(where, reason) from None
 
 
 def open_image(file: BinaryIO) -> Image.Image:

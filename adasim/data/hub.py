@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adasim.data.decode import UNREADABLE, hash_bytes, hash_file, open_image, open_regular
-from adasim.data.images import ImageSet, Reduction, Unreadable
+from adasim.data.decode import UNREADABLE, decode_file, hash_bytes, hash_file, open_regular, reading
+from adasim.data.images import ImageSet, Reduction
 from adasim.registry import SOURCES
 from adasim.util.errors import MissingSplitError, UserError
-from adasim.util.rgb import reduce_jpeg, to_tensor
 from adasim.util.terminal import few
 
 
@@ -44,15 +43,11 @@ class HuggingFaceImages(ImageSet):
         return self.load_reduced(i, None)[0]
 
     def load_reduced(self, i: int, reduction: Reduction | None) -> tuple[Tensor, int]:
-        try:
+        with reading(self.where(i)):
             stored = self._rows[int(i)][self._image]
             data = stored["bytes"]
             with open_regular(stored["path"]) if data is None else io.BytesIO(data) as file:
-                image = open_image(file)
-                scale = 1 if reduction is None else reduce_jpeg(image, reduction)
-                return to_tensor(image), scale
-        except Exception as error:  # as with files: decoders raise nearly anything
-            raise Unreadable(self.where(i), f"{error} ({type(error).__name__})") from None
+                return decode_file(file, reduction)
 
     def listing(self) -> list[str]:
         return [f"{self.name} {len(self)} rows, fingerprint {self._mark}"]
@@ -83,10 +78,14 @@ def _is_labelled(rows: Any) -> bool:
     """Whether the first rows have labels: -1 or None stands for a hidden one."""
     import datasets
 
-    columns = [c for c, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)][:1]
+    columns = _columns(rows, datasets.ClassLabel)[:1]
     return any(
         label is not None and label >= 0 for c in columns for label in rows.select_columns(columns)[:100][c]
     )
+
+
+def _columns(rows: Any, kind: type) -> list[str]:
+    return [name for name, feature in rows.features.items() if isinstance(feature, kind)]
 
 
 @SOURCES.register("hf")
@@ -121,8 +120,7 @@ def _split(place: str, rows: Any, part: str, others: dict[str, Any]) -> HuggingF
     """The images and labels of one split."""
     import datasets
 
-    images = [c for c, kind in rows.features.items() if isinstance(kind, datasets.Image)]
-    labels = [c for c, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)]
+    images, labels = _columns(rows, datasets.Image), _columns(rows, datasets.ClassLabel)
     if not images:
         raise UserError(f"{place} has no image column: its columns are {', '.join(rows.features)}.")
     name = Path(place.removeprefix("hf:")).name

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data.decode import EXTENSIONS, decode, hash_file, open_image, open_regular
+from adasim.data.decode import EXTENSIONS, decode, hash_file, open_image, open_regular, reading
 from adasim.data.image_folder import SPLIT_FOLDERS
 from adasim.data.images import ArrayImages, ImageSet, Unreadable
 from adasim.data.sources import open_images
@@ -43,18 +43,13 @@ class MaskedFiles(ImageSet):
 
     def mask(self, i: int) -> Tensor:
         path = self._masks[i]
-        try:
-            with open_regular(path) as file, open_image(file) as image:
-                if image.mode not in ("L", "P", "1"):
-                    raise UserError(
-                        f"The mask {path} has {image.mode} pixels; masks need one 8-bit class id per pixel "
-                        f"(greyscale or palette PNG)."
-                    )
-                return torch.from_numpy(np.array(image, dtype=np.uint8))
-        except UserError:
-            raise
-        except Exception as error:  # decoders meet hostile bytes: they raise nearly anything
-            raise Unreadable(str(path), f"{error} ({type(error).__name__})") from None
+        with reading(str(path)), open_regular(path) as file, open_image(file) as image:
+            if image.mode not in ("L", "P", "1"):
+                raise UserError(
+                    f"The mask {path} has {image.mode} pixels; masks need one 8-bit class id per pixel "
+                    f"(greyscale or palette PNG)."
+                )
+            return torch.from_numpy(np.array(image, dtype=np.uint8))
 
     def where(self, i: int) -> str:
         return str(self._pictures[i])

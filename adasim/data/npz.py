@@ -114,8 +114,7 @@ def _to_labels(path: str, labels: np.ndarray, images: int) -> Tensor:
     _require_rows(path, "labels", labels, images)
     if labels.size != images or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
         raise UserError(
-            f"{path}: the labels must be one whole number from 0 up for each image; they are {labels.dtype} of "
-            f"shape {labels.shape}{_least(labels)}."
+            f"{path}: the labels must be one whole number from 0 up for each image; they are {_kind(labels)}."
         )
     if labels.max() >= MAX_CLASSES:
         raise UserError(
@@ -129,10 +128,7 @@ def _to_masks(path: str, masks: np.ndarray, images: int) -> Tensor:
     _require_rows(path, "masks", masks, images)
     whole = np.issubdtype(masks.dtype, np.integer) or masks.dtype == np.bool_
     if not whole or not masks.size or masks.min() < 0 or masks.max() > 255:
-        raise UserError(
-            f"{path}: the masks must be class ids from 0 to 255; they are {masks.dtype} of shape {masks.shape}"
-            f"{_least(masks)}."
-        )
+        raise UserError(f"{path}: the masks must be class ids from 0 to 255; they are {_kind(masks)}.")
     return torch.from_numpy(np.ascontiguousarray(masks, dtype=np.uint8))
 
 
@@ -145,7 +141,7 @@ def _require_rows(path: str, what: str, array: np.ndarray, images: int) -> None:
         )
 
 
-def _least(array: np.ndarray) -> str:
-    if array.size and np.issubdtype(array.dtype, np.integer):
-        return f" with values from {array.min()} to {array.max()}"
-    return ""
+def _kind(array: np.ndarray) -> str:
+    whole = array.size and np.issubdtype(array.dtype, np.integer)
+    values = f" with values from {array.min()} to {array.max()}" if whole else ""
+    return f"{array.dtype} of shape {array.shape}{values}"

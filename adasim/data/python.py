@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from adasim.data.decode import UNREADABLE, hash_bytes
+from adasim.data.decode import UNREADABLE, hash_bytes, reading
 from adasim.data.images import (
     MAX_CLASSES,
     ArrayImages,
@@ -122,10 +122,8 @@ class DatasetImages(ImageSet):
         return len(self._items)
 
     def load(self, i: int) -> Tensor:
-        try:
+        with reading(self.where(i)):  # somebody else's code: it raises anything, too
             return self._read(i).expand(3, -1, -1)
-        except Exception as error:  # somebody else's code: it raises anything
-            raise Unreadable(self.where(i), f"{error} ({type(error).__name__})") from None
 
     def listing(self) -> list[str]:
         return [f"items {len(self)}"]

@@ -30,16 +30,6 @@ def photos(root: Path, count: int = 6) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True, params=["now", "0.2"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is kept of a folder: facts and a listing apart, or, as version 0.2 did it, all as facts."""
-    monkeypatch.setattr(sys.modules[__name__], "FORM", request.param)
-    return request.param
-
-
-FORM = ""
-
-
 class Kept(NamedTuple):
     facts: dict[str, Any]
     listing: bytes | None
@@ -48,11 +38,6 @@ class Kept(NamedTuple):
 def kept(source: Path, complete: bool = False) -> Kept:
     images = open_images(str(source))
     facts, listing = record(images, complete), listing_file(images)
-    if FORM == "0.2" and source.is_dir():
-        files = sorted(source.rglob("*.bmp"))
-        facts["listing"] = [f"{path.relative_to(source)} {path.stat().st_size}" for path in files]
-        facts["times"] = [path.stat().st_mtime_ns for path in files]
-        listing = None
     return Kept(json.loads(json.dumps(facts)), listing)
 
 
