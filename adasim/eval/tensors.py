@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from adasim.util.errors import UserError
+from adasim.util.terminal import few
 
 _SUM_TYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -90,6 +91,4 @@ def check_positive(**values: float) -> None:
 
 def some_ids(values: list[int]) -> str:
     """The first few of them, in words."""
-    shown = ", ".join(str(value) for value in values[:5])
-    more = f" and {len(values) - 5} more" if len(values) > 5 else ""
-    return f"id{'s' if len(values) > 1 else ''} {shown}{more}"
+    return f"id{'s' if len(values) > 1 else ''} {few(map(str, values), 5)}"
