@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import refusal
+from pretrainings import Metrics, Small
 from torch import Tensor
 
+from adasim.api import pretrain
 from adasim.cli.main import main
 from adasim.data import open_images
 from adasim.models import build_backbone
@@ -211,3 +213,16 @@ def test_a_plan_says_what_does_not_fit(
     with pytest.raises(SystemExit):
         main(["plan", "desk-resnet", "--data", "synthetic:64", "--batch-size", "64", "--device", "cpu"])
     assert "are free on cpu. Use --batch-size" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("epochs", "words"), [(2, "too few epochs for partners"), (4, "from epoch 3 on")])
+def test_the_plan_tells_the_epoch_from_which_a_run_draws_partners(
+    small: Small, metrics: Metrics, tmp_path: Path, epochs: int, words: str
+) -> None:
+    config = small(epochs=epochs)
+    images = open_images(config.data.source, size=16)
+    told = {what: why for what, _, why in planning.lines(config, images, "cpu", 1e9, 100.0, 16)}
+    assert words in told["neighbours"]
+    pretrain(config, tmp_path / "run")
+    shares = [line["bootstrap_ratio"] for line in metrics(tmp_path / "run") if "bootstrap_ratio" in line]
+    assert [share > 0 for share in shares] == [False, False, True, True][:epochs]

@@ -87,7 +87,7 @@ def photos(arguments: Sequence[str]) -> None:
     if told := warning(proposal.config, proposal.images):
         console.print(told, soft_wrap=True)
     if not asked.yes and not agreed(console.input):
-        return
+        return console.print("Nothing was started.")
     run(proposal.config, asked.out, overwrite=asked.overwrite)
     finish(asked.out, curves=asked.curves, compare=asked.compare)
 

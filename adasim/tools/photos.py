@@ -121,8 +121,9 @@ def propose(
         an_epoch = duration(len(images) / speed)
         as_they_are = f"; or use the weights as they are: adasim explore --backbone {init} --data {source}"
         raise UserError(
-            f"{len(images):,} images at {speed:,.3g} images/s take {an_epoch} an epoch, too long for {hours:g} h. "
-            f"Give --hours {_rounded_up(needed_hours):g} or more, or fewer images{as_they_are if init else ''}."
+            f"{len(images):,} images at {speed:,.3g} images/s take {an_epoch} an epoch; {chosen.setting.least}, "
+            f"the least, are too long for {hours:g} h. Give --hours {_rounded_up(needed_hours):g} or more, a smaller "
+            f"--views.size, or fewer images{as_they_are if init else ''}."
         )
     config = change(for_epochs(chosen.plain, min(epochs, _MOST_EPOCHS)))
     seconds = config.epochs * len(images) / speed

@@ -369,8 +369,18 @@ def lines(
         else:
             what = "a running mean of each image's features"
         words, policy = _bytes(held), PAIRS[config.pairs]
-        if policy.draws_from_memory and policy.reads_lists and options["window"] < config.epochs:
-            words += f"; partners are drawn from epoch {options['window'] + 1} on"
+        if policy.draws_from_memory and policy.reads_lists:
+            first = options["window"] + 1
+            if config.pairs == "adasim" and config.neighbors.timing == "previous":
+                first = max(
+                    first, 3
+                )  # no image is in its own list of epoch 1, and so the gate is shut after it
+            epochs = config.epochs
+            words += (
+                f"; partners are drawn from epoch {first} on"
+                if first <= epochs
+                else "; too few epochs for partners"
+            )
         told.append(("neighbours", what, words))
         memory = plan.checkpoint_bytes + means
         one, history = bytes_on_disk(weights, width, memory, plan.current_bytes, options["window"], keep)
