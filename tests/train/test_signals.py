@@ -81,6 +81,7 @@ def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(
     words = _arguments(small(epochs=5000, save__every_epochs=0), out)
     process, terminal = pty.fork()
     if process == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         os.execv(sys.executable, [sys.executable, "-m", "adasim", *words])
     os.set_blocking(terminal, False)
 
