@@ -112,7 +112,8 @@ class Run:
         """
         if source is None:
             check_source(self.path, self.config.data.source)
-        images = open_images(source or self.config.data.source, size=self.config.views.size, split=split)
+        source, size = source or self.config.data.source, self.config.views.size
+        images = open_images(source, size=size, split=split, known=self._folder.listing_now)
         return leave_out(images, self.config.data.exclude)
 
 

@@ -36,8 +36,8 @@ _WORDS = {  # of what is left out for another reason than its ending
 class FolderImages(ImageSet):
     """Every image file under a folder, depth first, names sorted: the order of torchvision's ImageFolder.
 
-    The class of an image is the first-level folder it lies in, however deep. When any image lies directly in
-    the folder, there are no classes. Links are followed, but not back to a folder above them.
+    Classes are the first-level folders, or the folders that hold images where those are deeper. When any image lies
+    directly in the folder, there are no classes. Links are followed, but not back to a folder above them.
 
     Args:
         root: the folder.
@@ -58,7 +58,7 @@ class FolderImages(ImageSet):
                 f"{' and found ' + self.left_out if self.left_out else ''}."
                 f"{'' if has_heic else ' Name the folder that holds them.'}"
             )
-        self.labels, self.classes = _classes(self.files)
+        self.labels, self.classes, self.class_note = _classes(self.files)
         self._fingerprint = ""
 
     def __len__(self) -> int:
@@ -166,15 +166,53 @@ def open_folder(root: str, split: str, known: Callable[[str], Listing | None] | 
     return FolderImages(root, listing=known(root))
 
 
-def _classes(files: Listing) -> tuple[Tensor | None, list[str]]:
-    """Labels (N,) and the names of the classes; none where an image lies outside of all folders."""
+def _classes(files: Listing) -> tuple[Tensor | None, list[str], str]:
+    """Labels (N,), the names of the classes, and a sentence on them; no labels where an image lies in no folder."""
     if files.counts[0]:
-        return None, []
-    tops = [(folder.partition(b"/")[0], stop - start) for folder, start, stop in files.by_folder()]
-    names = sorted({top for top, count in tops if count})
+        return None, [], ""
+    holders: list[bytes] = []  # the uppermost folders with images of their own
+    inside: list[int] = []  # of each folder, the last of these: what is below one follows it
+    for folder, start, stop in files.by_folder():
+        if start < stop and not (holders and folder.startswith(holders[-1])):
+            holders.append(folder)
+        inside.append(len(holders) - 1)
+    chosen, note = _class_folders([holder[:-1] for holder in holders], files.first_level_classes)
+    names = sorted(set(chosen))
     number = {name: c for c, name in enumerate(names)}
-    labels = np.repeat([number.get(top, 0) for top, _ in tops], files.counts)
-    return torch.from_numpy(labels), [os.fsdecode(name) for name in names]
+    labels = np.repeat(np.array([number[name] for name in chosen])[inside], files.counts)
+    return torch.from_numpy(labels), [os.fsdecode(name) for name in names], note
+
+
+def _class_folders(holders: list[bytes], first_level: bool) -> tuple[list[bytes], str]:
+    """The class of each uppermost folder with images of its own, and a sentence where people may expect another.
+
+    First-level folders are the classes, each with all that is below it. Where they hold no images themselves, as in
+    SUN397's `a/abbey/1.jpg`, the folders that do are the classes. Where there are two ways to read that, it is the
+    upper level, with a warning.
+    """
+    tops = [holder.partition(b"/")[0] for holder in holders]
+    if first_level or len(set(tops)) == len(tops):
+        return tops, ""
+    shared = os.path.commonpath(holders)
+    level = shared.count(b"/") + 2 if shared else 1  # the first on which they differ
+    upper = [b"/".join(holder.split(b"/")[:level]) for holder in holders]
+    below = [holder[len(top) + 1 :] for holder, top in zip(holders, upper, strict=True)]
+    shown = [printable(os.fsdecode(top)) for top in upper]
+    repeated = [name for name, count in Counter(below).items() if count > 1]
+    if len(set(upper)) == len(upper) or (all(below) and not repeated):
+        chosen = upper if len(set(upper)) == len(upper) else holders
+        example = printable(os.fsdecode(chosen[0]))
+        return chosen, f"The classes are the folders that hold images, such as {example}."
+    if all(below):
+        places = few(top for top, rest in zip(shown, below, strict=True) if rest == repeated[0])
+        doubt = f"there is a folder {printable(os.fsdecode(repeated[0]))} in each of {places}"
+    else:
+        other = next(top for top, rest in zip(shown, below, strict=True) if rest)
+        doubt = f"{shown[below.index(b'')]} holds images itself, {other} only in folders below it"
+    return upper, (
+        f"Warning: {doubt}. The classes are taken to be {few(dict.fromkeys(shown))}; if they are others, put their "
+        f"folders side by side."
+    )
 
 
 def left_out_words(counts: Counter[str]) -> str:

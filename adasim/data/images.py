@@ -52,6 +52,8 @@ class ImageSet(ABC):
     """Which part of a source that is divided into splits this is."""
     left_out: str = ""
     """In words, which files among the images were left out."""
+    class_note: str = ""
+    """A sentence on which folders are the classes, where people may expect others."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -173,7 +175,7 @@ class Subset(ImageSet):
 
     def __init__(self, images: ImageSet, ids: Tensor) -> None:
         self.name, self.place, self.split = images.name, images.place, images.split
-        self.classes, self.left_out = images.classes, images.left_out
+        self.classes, self.left_out, self.class_note = images.classes, images.left_out, images.class_note
         self.labels = None if images.labels is None else images.labels[ids]
         self.images, self.ids = images, ids
         array = images.as_array()

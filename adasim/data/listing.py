@@ -29,7 +29,7 @@ from adasim.util.errors import UserError
 GONE = (-1, -1, -1)
 """The state of a link to nothing: it stays in the list, and reading it will say why."""
 _ARRAYS = ("folders", "marks", "counts", "names", "states", "began", "left_out", "fingerprint")
-_FORMAT = 1
+_FORMAT = 2
 _SETTLED_NS = 5_000_000_000
 """A change time is as coarse as the file system makes it (2 s at worst): a folder that was changed this shortly
 before it was read may have been changed again afterwards, within the same tick."""
@@ -81,6 +81,8 @@ class Listing:
     """When the walk began, in ns; 0 of a listing that has not all files of its folders."""
     left_out: dict[str, int] = field(default_factory=dict)
     """What was not taken, by its ending or by a word of `image_folder.left_out_words`."""
+    first_level_classes: bool = False
+    """Of a run (and file of format 1) from when first-level folders were the classes at any depth: they stay so."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -147,7 +149,7 @@ class Listing:
             counts=self.counts,
             names=self.names.text.numpy(),
             states=self.states.numpy(),
-            began=np.array([_FORMAT, self.began]),
+            began=np.array([1 if self.first_level_classes else _FORMAT, self.began]),
             left_out=np.frombuffer(json.dumps(self.left_out).encode(), dtype=np.uint8),
             fingerprint=np.frombuffer(fingerprint.encode(), dtype=np.uint8),
         )
@@ -160,12 +162,13 @@ class Listing:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in _ARRAYS}  # each with its checksum
             form, began = arrays["began"].tolist()
-            if form != _FORMAT or arrays["fingerprint"].tobytes().decode() != fingerprint:
+            if form not in (1, _FORMAT) or arrays["fingerprint"].tobytes().decode() != fingerprint:
                 return None
             left_out = json.loads(arrays["left_out"].tobytes())
             names, folders = Names(arrays["names"]), Names(arrays["folders"])
             marks, counts, states = arrays["marks"], arrays["counts"], arrays["states"]
-            listing = cls(folders, marks, counts, names, torch.from_numpy(states), began, left_out)
+            states_now = torch.from_numpy(states)
+            listing = cls(folders, marks, counts, names, states_now, began, left_out, form == 1)
         except Exception:  # a damaged archive raises nearly anything
             return None
         shapes = (marks.shape, counts.shape, states.shape)

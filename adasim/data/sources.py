@@ -133,6 +133,7 @@ def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
     if used is not None and (rest := images.unused(used)):
         notes.append(rest)
     text += f" ({'; '.join(notes)})." if notes else "."
+    text += f" {images.class_note}" if images.class_note else ""
     return text + (f" Left out: {images.left_out}." if images.left_out else "")
 
 

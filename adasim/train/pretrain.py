@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import shlex
 import socket
@@ -29,7 +28,7 @@ from adasim.data import (
     record,
 )
 from adasim.data.identity import listing_file
-from adasim.data.listing import Listing, refresh
+from adasim.data.listing import Listing
 from adasim.data.python import RESUME_ADVICE, is_from_python, source_of
 from adasim.data.sources import is_folder
 from adasim.dist.devices import deterministic, tf32_products, working_precision
@@ -154,12 +153,11 @@ def _elsewhere(error: UserError, ranks: Distributed) -> UserError:
 
 
 def known_listing(out: Path, folder: str) -> Listing | None:
-    """What is in a folder, by what the run in `out` has kept of it; None where that cannot be trusted any more."""
+    """What is in a folder, by what the run in `out` has kept of it; None where that is lost."""
     try:
-        before = RunFolder.open(out, lock=False).listing()
+        return RunFolder.open(out, lock=False).listing_now(folder)
     except UserError:  # to be said when the run is opened
         return None
-    return None if before is None else refresh(before, os.fsencode(folder))
 
 
 def _checked(images: ImageSet, config: Config, ranks: Distributed) -> ImageSet:

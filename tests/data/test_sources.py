@@ -21,6 +21,56 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     assert data.labels is None
 
 
+NESTED = ["a/abbey/1", "a/abbey/deep/2", "a/apartment/outdoor/3", "b/bar/4", "z/zoo/outdoor/5"]
+WAY_OUT = "; if they are others, put their folders side by side."
+
+
+@pytest.mark.parametrize(
+    ("files", "classes", "labels", "note"),
+    [
+        (["cat/1", "cat/kittens/2", "dog/3"], ["cat", "dog"], [0, 0, 1], ""),
+        (["cat/images/1", "dog/images/2"], ["cat", "dog"], [0, 1], ""),
+        (
+            NESTED,
+            ["a/abbey", "a/apartment/outdoor", "b/bar", "z/zoo/outdoor"],
+            [0, 0, 1, 2, 3],
+            " The classes are the folders that hold images, such as a/abbey.",
+        ),
+        (
+            ["all/cat/1", "all/dog/2"],
+            ["all/cat", "all/dog"],
+            [0, 1],
+            " The classes are the folders that hold images, such as all/cat.",
+        ),
+        (
+            ["cat/1", "dog/husky/2", "dog/poodle/3"],
+            ["cat", "dog"],
+            [0, 1, 1],
+            " Warning: cat holds images itself, dog only in folders below it. The classes are taken to be cat, dog"
+            + WAY_OUT,
+        ),
+        (
+            ["art/cat/1", "art/dog/2", "photo/dog/3"],
+            ["art", "photo"],
+            [0, 0, 1],
+            " Warning: there is a folder dog in each of art, photo. The classes are taken to be art, photo"
+            + WAY_OUT,
+        ),
+    ],
+    ids=["plain", "one folder in each", "SUN397", "one folder around all", "two levels", "repeated names"],
+)
+def test_the_classes_of_nested_folders_are_those_that_hold_images_and_a_doubt_is_said(
+    tmp_path: Path, files: list[str], classes: list[str], labels: list[int], note: str
+) -> None:
+    for name in files:
+        save_image(smooth(1, 8, 8)[0], tmp_path / f"{name}.png")
+    data = open_images(str(tmp_path))
+    assert data.classes == classes
+    assert data.labels is not None
+    assert data.labels.tolist() == labels
+    assert describe(data).endswith(f" from {tmp_path}.{note}")
+
+
 @pytest.mark.parametrize("test_name", ["test", "val"])
 def test_a_divided_folder_is_read_by_split(tmp_path: Path, test_name: str) -> None:
     save_image(smooth(1, 8, 8)[0], tmp_path / "train/cat/a.png")
