@@ -12,9 +12,11 @@ from pretrainings import Small
 from adasim.api import evaluate, pretrain
 from adasim.config import ModelConfig
 from adasim.data import Subset, open_images
+from adasim.eval.results import COMPARED, read_results
 from adasim.eval.splits import open_split
 from adasim.models import load_backbone, pixels
 from adasim.tools import before_after
+from adasim.tools.export import export
 from adasim.util import terminal
 
 
@@ -47,6 +49,16 @@ def test_every_stage_is_measured_on_the_runs_own_test_images(
         "after pretraining": load_backbone(run),
     }.items():
         assert rows[name] == round(evaluate(encoder, "knn", k=20, save=False, **sets).value, 1), name
+    (kept,) = read_results(run)
+    compared = {name: round(value, 1) for name, value in kept.metrics[COMPARED].items()}
+    assert compared == {name: value for name, value in rows.items() if name != "after pretraining"}
+    export(run, "timm", tmp_path / "exported")
+    assert f"where it began {kept.metrics[COMPARED]['where it began']:.2f}" in (
+        tmp_path / "exported" / "README.md"
+    ).read_text(encoding="utf-8")
+    assert "below raw pixels" not in str(evaluate(run, "knn", k=20))
+    before_after.keep(run, kept, {"raw pixels": 100.0})
+    assert "below raw pixels" in str(evaluate(run, "knn", k=20))
 
 
 def test_images_without_labels_are_compared_by_their_views_and_it_says_what_that_cannot_tell(

@@ -10,8 +10,8 @@ from pathlib import Path
 import timm
 
 from adasim.config import ModelConfig
-from adasim.eval.features import default_folder, require_size
-from adasim.eval.results import RESULTS_FILE
+from adasim.eval.features import default_folder, require_size, weights_hash
+from adasim.eval.results import COMPARED, RESULTS_FILE, read_results
 from adasim.models import (
     BACKBONE_FILE,
     PIXELS,
@@ -58,7 +58,7 @@ class Encoder:
     resized: bool = False
     """Whether another size was asked for than the encoder's own."""
     note: str | None = None
-    """A sentence on what had to be assumed."""
+    """A sentence on what had to be assumed, or on what speaks against this encoder."""
 
     def __post_init__(self) -> None:
         self.usual_size = self.usual_size or self.transform.size
@@ -144,7 +144,31 @@ def _from_ours(path: Path) -> Encoder:
         run=folder,
         source=source,
         method=method,
+        note=_warning(folder, backbone),
     )
+
+
+def _warning(run: Path, backbone: Backbone) -> str | None:
+    """A sentence if the table at the run's end had these very weights below raw pixels."""
+    try:
+        results = read_results(run)
+    except (
+        UserError,
+        OSError,
+    ):  # nothing was measured, or it cannot be read: that is said where figures are asked for
+        return None
+    for result in results:
+        pixels = result.metrics.get(COMPARED, {}).get("raw pixels", 0.0)
+        if (
+            result.protocol == "knn"
+            and result.value < pixels
+            and result.model["weights"] == weights_hash(backbone)
+        ):
+            return (
+                f"The table at the end of {run} had this encoder at {result.value:.1f}%, below raw pixels "
+                f"({pixels:.1f}%): other weights, or `{PIXELS}` as MODEL, will serve you better."
+            )
+    return None
 
 
 def _pretraining(run: Path) -> tuple[str, str, str]:

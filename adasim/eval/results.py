@@ -21,6 +21,8 @@ from adasim.util.errors import UserError
 from adasim.util.terminal import few, printable
 
 RESULTS_FILE = "results.jsonl"
+COMPARED = "compared"
+"""Of a run's own table, among the metrics: the same figure of raw pixels and of the encoder before the run."""
 NAMES = {
     "knn": "k-NN",
     "linear": "linear",
@@ -92,8 +94,8 @@ def read_results(path: Path, say: Callable[[str], None] = lambda sentence: None)
         try:
             record = json.loads(line)
             result = Result(**{name: record[name] for name in Result.__dataclass_fields__})
-            float(result.value), result.column
-        except (ValueError, TypeError, KeyError, RecursionError):
+            float(result.value), result.column, result.metrics.get(COMPARED, {}).items()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             damaged.append(str(number))
             continue
         results.append(result)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from adasim.api import evaluate
 from adasim.config import Config
 from adasim.data import Subset, leave_out, open_images
+from adasim.eval.results import COMPARED, RESULTS_FILE, Result, append_result
 from adasim.eval.splits import open_split
 from adasim.methods import build_method
 from adasim.models import Backbone, EvalTransform, load_backbone, pixels, read_weights, start_from
@@ -25,6 +27,7 @@ from adasim.util import seeding
 
 _MOST = {"train": 3000, "test": 1000}  # images that are looked at: a minute or two on a laptop
 
+AFTER = "after pretraining"
 CANNOT_TELL = (
     "Without labels this tells whether an encoder knows an image again, not whether it puts like with like: one that "
     "is worse than raw pixels in use may well be ahead here. A few labelled folders and `adasim eval knn` tell."
@@ -61,15 +64,27 @@ def show(out: Path, console: Console) -> None:
         if labelled:
             report = evaluate(encoder, "knn", k=20, no_cache=True, save=False, **sets)
         else:
-            report = evaluate(
-                encoder, "views", data=Subset(images, ids), queries=500, no_cache=True, save=False
-            )
+            some = Subset(images, ids)
+            report = evaluate(encoder, "views", data=some, queries=500, no_cache=True, save=False)
         values[name] = report.value
-        table.add_row(name, f"{report.value:.1f}%", style="bold" if name == "after pretraining" else "")
+        if name == AFTER:
+            keep(out, report.results[0], values)
+        table.add_row(name, f"{report.value:.1f}%", style="bold" if name == AFTER else "")
     if labelled:
         table.caption = f"chance is {100 / len(images.classes):.1f}%"
     console.print(table)
     console.print(verdict(values, len(sets["test"])) if labelled else CANNOT_TELL, soft_wrap=True)
+
+
+def keep(out: Path, after: Result, values: dict[str, float]) -> None:
+    """Add it to the run's results, with what the other stages gave, for model cards and for `open_encoder`."""
+    others = {name: value for name, value in values.items() if name != AFTER}
+    model = after.model | {"name": out.resolve().name, "origin": "the run's own table"}
+    append_result(
+        out / RESULTS_FILE,
+        replace(after, model=model, metrics=after.metrics | {COMPARED: others}),
+        "cpu",
+    )
 
 
 def verdict(accuracy: dict[str, float], asked: int) -> str:
@@ -78,7 +93,7 @@ def verdict(accuracy: dict[str, float], asked: int) -> str:
     >>> verdict({"raw pixels": 40.0, "where it began": 70.0, "after pretraining": 71.0}, 100)
     'The run changed nothing that 100 images can show (below about 13 points): the weights as they were do as well.'
     """
-    after = accuracy["after pretraining"]
+    after = accuracy[AFTER]
     # Two standard deviations of a difference, as if each encoder had been asked about other images: on the safe side.
     noise = 200 * math.sqrt(2 * max(after * (100 - after), 1) / 1e4 / asked)
     others = "go on from trained weights (--model.init), or use such weights as they are (adasim explore --backbone)"
@@ -106,7 +121,7 @@ def stages(config: Config, out: Path) -> Iterator[tuple[str, Backbone]]:
         weights = read_weights(config.model.init)
         start_from([untrained], weights, config.model.init)
         yield "where it began", untrained
-    yield "after pretraining", load_backbone(out)
+    yield AFTER, load_backbone(out)
 
 
 def _some(ids: Tensor, part: str, config: Config) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from adasim import __version__
 from adasim.eval.encoder import Encoder
 from adasim.eval.features import weights_hash
-from adasim.eval.results import NAMES, column_order, read_results
+from adasim.eval.results import COMPARED, NAMES, Result, column_order, read_results
 from adasim.eval.splits import data_name
 from adasim.models import parse_source
 from adasim.models.transform import EvalTransform
@@ -130,7 +130,7 @@ def _figures(encoder: Encoder) -> str:
     older = len(results) - len(mine)
     lines = [
         f"- {NAMES.get(result.protocol, result.protocol)}{f' ({result.setting})' if result.setting else ''} on "
-        f"{printable(result.data['name'])}: {result.value:.2f}"
+        f"{printable(result.data['name'])}: {result.value:.2f}{_beside(result)}"
         for result in sorted(newest.values(), key=lambda result: column_order(result.protocol))
     ]
     if not lines:
@@ -140,6 +140,11 @@ def _figures(encoder: Encoder) -> str:
     if older:
         text += f"\n\nFigures of the run that are of other weights, and left out here: {older}."
     return text
+
+
+def _beside(result: Result) -> str:
+    others = ", ".join(f"{name} {value:.2f}" for name, value in result.metrics.get(COMPARED, {}).items())
+    return f" ({others})" if others else ""
 
 
 def _loading(subject: Subject, to: str) -> str:
