@@ -5,6 +5,7 @@ Each line of JSON on its standard input is a request, each line on its standard 
 
     {"start": RUN}                       -> the new process's id
     {"ranks": ARGUMENTS, "env": .., "log": ..}   -> the same, of gloo_ranks.py with these arguments
+    {"call": [FILE, FUNCTION, ARGUMENT], "folder": .., "log": ..}   -> the same, of this function, in this folder
     {"wait": PID, "seconds": SECONDS}    -> its exit code, minus the signal that ended it, or null: still running
 
 RUN holds config, out, resume, threads, log (a file that takes what the run prints) and hooks. A hook
@@ -247,6 +248,11 @@ def leave_at_once(work: Callable[..., None], *arguments: Any) -> NoReturn:
         os._exit(code)
 
 
+@functools.cache
+def load(file: str, function: str) -> Callable[[str], None]:
+    return gloo_ranks.load(file, function)
+
+
 def wait(pid: int, seconds: float) -> int | None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -274,6 +280,13 @@ def main() -> None:
             if (pid := start(request)) is None:
                 os.environ.update(request["env"])
                 leave_at_once(gloo_ranks.main, *request["ranks"])
+            print(json.dumps(pid), flush=True)
+        elif "call" in request:
+            file, function, argument = request["call"]
+            work = load(file, function)  # before the fork: what it imports is imported once
+            if (pid := start(request)) is None:
+                os.chdir(request["folder"])
+                leave_at_once(work, argument)
             print(json.dumps(pid), flush=True)
         else:
             print(json.dumps(wait(request["wait"], request["seconds"])), flush=True)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 
-def load(file: str, function: str) -> Callable[[Path, int], Any]:
+def load(file: str, function: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location("ranks_work", file)
     assert spec is not None
     assert spec.loader is not None

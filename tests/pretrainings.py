@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -261,6 +262,17 @@ class Runs:
         log = out.with_name(f"{out.name}.log")
         log.touch()
         return Run(self._ask({"ranks": arguments, "env": env, "log": str(log)}), out, log, self._ask)
+
+    def call(self, file: str, function: str, argument: str, folder: Path) -> tuple[int, str]:
+        """Exit code and output of a process that calls FUNCTION(argument) of this file in this folder.
+
+        It has never heard of the tests before: torch's backward passes, for one, fail in a process that was forked
+        after some other backward pass had started threads.
+        """
+        with tempfile.NamedTemporaryFile() as log:
+            request = {"call": [file, function, argument], "folder": str(folder), "log": log.name}
+            run = Run(self._ask(request), folder, Path(log.name), self._ask)
+            return run.wait(), run.said
 
     def _ask(self, request: dict[str, Any]) -> Any:
         assert self._driver.stdin is not None

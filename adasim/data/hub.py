@@ -58,7 +58,7 @@ class HuggingFaceImages(ImageSet):
 
     def unused(self, also: Collection[str] = ()) -> str:
         counts = [f"{len(rows):,} in {split}" for split, rows in self.others.items() if split not in also]
-        return f"{few(counts)} are not used" if counts else ""
+        return f"{few(counts)} are not among them" if counts else ""
 
     def content(self, i: int, whole: bool = False) -> str:
         try:

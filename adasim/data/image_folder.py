@@ -133,8 +133,8 @@ class _Divided(FolderImages):
             return ""
         counts = [f"{count:,} {place}" for place, count in places.most_common()]
         return (
-            f"{few(counts)} are not used; to use all, put a link to {printable(self._whole)} into an empty folder "
-            f"and name that folder"
+            f"{few(counts)} are not among them; to use all, put a link to {printable(self._whole)} into an empty "
+            f"folder and name that folder"
         )
 
 

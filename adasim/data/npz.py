@@ -49,7 +49,7 @@ class NpzImages(ArrayImages):
 
     def unused(self, also: Collection[str] = ()) -> str:
         others = {name: n for name, n in self.counts.items() if n and name != self.split and name not in also}
-        return "".join(f"{count:,} in {name} are not used" for name, count in others.items())
+        return "".join(f"{count:,} in {name} are not among them" for name, count in others.items())
 
 
 def _read(path: str, split: str) -> tuple[dict[str, np.ndarray], list[str], dict[str, int]]:

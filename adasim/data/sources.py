@@ -114,8 +114,8 @@ def _opened(source: str, images: object) -> ImageSet:
 
 
 def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
-    """`1,203 images in 2 classes (cat, dog) from photos/train (its split train; 300 in test/ are not used). Left
-    out: 9 .heic (to read them: pip install pillow-heif), 3 .txt.`
+    """`1,203 images in 2 classes (cat, dog) from photos/train (its split train; 300 in test/ are not among them).
+    Left out: 9 .heic (to read them: pip install pillow-heif), 3 .txt.`
 
     Args:
         used: other splits of the source that are used, too, so that only what is in none of them is named; with None,

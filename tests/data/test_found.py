@@ -42,7 +42,7 @@ def test_a_divided_folder_tells_what_it_does_not_use_and_how_to_use_it_and_that_
     fill(root, **{".": 10})
     said = describe(open_images(str(root)))
     assert said.startswith(f"5 images in 2 classes (cat, dog) from {root}/train (its split train; ")
-    assert "20 in holiday/, 14 in test/, 10 directly in it are not used" in said
+    assert "20 in holiday/, 14 in test/, 10 directly in it are not among them" in said
     assert "put a link" in said
     (tmp_path / "all").mkdir()
     (tmp_path / "all" / "photos").symlink_to(root)
@@ -58,7 +58,7 @@ def test_images_without_labels_and_arrays_are_told_of(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     np.savez(path, x_train=pixels, y_train=np.arange(3), x_test=pixels[:2], y_test=np.arange(2))
     assert describe(open_images(str(path))) == (
-        f"3 images in 3 classes (0, 1, 2) from {path} (its split x_train; 2 in x_test are not used)."
+        f"3 images in 3 classes (0, 1, 2) from {path} (its split x_train; 2 in x_test are not among them)."
     )
     assert "generated" in describe(open_images("synthetic:48"))
 

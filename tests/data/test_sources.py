@@ -140,7 +140,8 @@ def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path)
     assert data.fingerprint() == open_images(f"hf:{tmp_path / 'hf'}").fingerprint()
     assert data.cache_key() == open_images(f"hf:{tmp_path / 'hf'}").cache_key()
     assert describe(data) == (
-        f"4 images in 2 classes (x, y) from hf:{tmp_path / 'hf'} (its split train; 1 in validation are not used)."
+        f"4 images in 2 classes (x, y) from hf:{tmp_path / 'hf'} "
+        "(its split train; 1 in validation are not among them)."
     )
     saved = record(data)
     assert "contents of 4 of 4 images agree" in check_same_data(saved, data)

@@ -223,8 +223,8 @@ def test_what_lies_beside_the_two_splits_is_told(photos: Path, capsys: pytest.Ca
     np.savez(photos / "both.npz", features=np.random.default_rng(0).normal(size=(96, 8)))
     main(asked(photos, "divided", "both.npz", out="page.html"))
     said = in_one_line(capsys.readouterr().out)
-    assert said.count("are not used") == 1
-    assert "its split train; 48 in val/ are not used" in said
+    assert said.count("are not among them") == 1
+    assert "its split train; 48 in val/ are not among them" in said
 
 
 def test_lists_of_other_images_do_not_stay_behind(photos: Path) -> None:

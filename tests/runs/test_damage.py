@@ -1,7 +1,7 @@
 """Every file of a run damaged, and every command that reads it: the same result, or the damage is told.
 
 Which files a command opens is asked of the kernel (inotify), so a file that a command begins to read one day is
-damaged for it, too. Commands run in forked processes, which are spared the seconds of importing torch.
+damaged for it, too. Commands run in processes that are spared the seconds of importing torch, see driver.py.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import os
 import pickle
 import shutil
 import struct
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot  # noqa: F401 - here, so that not every process has to
 import pytest
 import torch
-from helpers import forked, photos_of_patterns
+from helpers import photos_of_patterns
+from pretrainings import Runs
 
 import adasim
 from adasim.cli.main import main
+from adasim.util.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -83,14 +85,12 @@ def load_run() -> None:
         print([value.tolist() for value in memory.distribution(torch.arange(48), tau=0.2)])
 
 
-def perform(command: str) -> tuple[int, str]:
-    """Exit code and output."""
-    code, said = forked(load_run if command == "load_run" else lambda: main(command.split()))
-    if "Traceback" in said and said.rstrip().rpartition("\n")[2] in ("SystemExit: 2", "SystemExit: 1"):
-        code, said = int(said.rstrip()[-1]), said[: said.index("Traceback")]
-    if command == "load_run" and "adasim.util.errors.UserError" in said:  # which is what Python gets
-        code, said = 2, said.rpartition("UserError: ")[2]
-    return code, said
+def perform(command: str) -> None:
+    try:
+        load_run() if command == "load_run" else main(command.split())
+    except UserError as error:  # which is what Python gets
+        print(error)
+        sys.exit(2)
 
 
 def outcome(command: str) -> dict[str, str]:
@@ -122,13 +122,13 @@ def opened(folder: Path) -> Iterator[set[str]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with all that commands leave in it, to be copied."""
     folder = tmp_path_factory.mktemp("whole")
     photos_of_patterns(folder / "photos", "class{c}/{i:02d}.png")
-    os.chdir(folder)
     for command in (PRETRAIN, "eval knn run --k 3"):
-        assert forked(partial(main, command.split()))[0] == 0
+        code, said = runs.call(__file__, "perform", command, folder)
+        assert code == 0, said
     return folder
 
 
@@ -154,17 +154,17 @@ def is_right(name: str, damage: str, code: int, same: bool, told: bool) -> bool:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_damage_in_any_file_that_a_command_reads_changes_nothing_or_is_told(
-    command: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, whole: Path, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(whole / "photos", "photos")
     renew(whole)
     with opened(Path("run")) as read:
-        code, normal = perform(command)
+        code, normal = runs.call(__file__, "perform", command, tmp_path)
     assert code == 0, normal
     expected = outcome(command)
     renew(whole)
-    _, again = perform(command)
+    _, again = runs.call(__file__, "perform", command, tmp_path)
     stable = {name for name, content in outcome(command).items() if expected.get(name) == content}
     assert stable or again == normal
     faults = []
@@ -182,7 +182,7 @@ def test_damage_in_any_file_that_a_command_reads_changes_nothing_or_is_told(
             path.unlink()
             if change is not None:
                 path.write_bytes(change(content))
-            code, said = perform(command)
+            code, said = runs.call(__file__, "perform", command, tmp_path)
             made = outcome(command)
             same = all(made.get(one) == expected[one] for one in stable) and (
                 again != normal or said == normal
