@@ -233,6 +233,9 @@ class SaveConfig:
     every_epochs: int = 0
     """Save also after every so many epochs; 0 leaves it to the minutes. A run always saves when it ends or is
     asked to stop."""
+    encoder_every: int = 0
+    """Keep the encoder of every so many epochs, as RUN/encoders/epoch-0100.safetensors, and save then, too; 0 keeps
+    the last one alone."""
     keep: int = 2
     """How many checkpoints to keep; the newest valid one is never deleted."""
     log_every: int = 50
@@ -245,6 +248,7 @@ class SaveConfig:
         check_fields(self, "save.")
         at_least("save.every_minutes", self.every_minutes, 0)
         at_least("save.every_epochs", self.every_epochs, 0)
+        at_least("save.encoder_every", self.encoder_every, 0)
         at_least("save.keep", self.keep, 1)
         at_least("save.log_every", self.log_every, 1)
 

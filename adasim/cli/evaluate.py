@@ -1,6 +1,7 @@
 """`adasim eval ...`: measure an encoder, and compare what was measured.
 
 adasim eval knn RUN                               k-NN accuracy on the run's own data
+adasim eval knn RUN --all-snapshots               the same over training (--save.encoder-every)
 adasim eval linear RUN --data photos/             a linear layer on frozen features
 adasim eval fewshot RUN --data flowers/ pets/     5-way 5-shot episodes
 adasim eval segmentation RUN --data VOC2012/      a linear layer on patch features
@@ -19,11 +20,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from adasim.cli.options import MODEL, Command, Model, check_file, check_images, check_model, read_options
-from adasim.options import with_options
+from adasim.options import Flag, with_options
 from adasim.registry import EVALUATIONS
 from adasim.util import terminal
 from adasim.util.errors import UserError, suggest
@@ -37,6 +38,9 @@ class Encoder(Command):
     """Which encoder."""
 
     model: Model
+    all_snapshots: Flag = False
+    """Measure each encoder in RUN/encoders (pretrained with --save.encoder-every), and show how the figure changed
+    over training."""
 
 
 @dataclass(kw_only=True)
@@ -69,13 +73,28 @@ def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
     evaluation = parse_evaluation(name, arguments)
 
     from adasim.eval.evaluation import open_extractor
+    from adasim.eval.results import NAMES
+    from adasim.models.io import snapshots
 
-    extractor = open_extractor(
-        evaluation.model, evaluation, named_size=evaluation.named_size, say=terminal.say
-    )
-    report = evaluation.run(extractor)
-    report.show(console)
-    extractor.keep(report.results, evaluation.results)
+    models: dict[int, str | Path] = {0: evaluation.model}
+    if evaluation.all_snapshots:
+        models = {**snapshots(Path(evaluation.model))}
+        if not models:
+            raise UserError(
+                f"{evaluation.model} has no snapshots. Pretrain with --save.encoder-every N to keep the encoder of "
+                f"every N epochs."
+            )
+    curve = Table("epoch", Column(NAMES.get(name, name), justify="right"), box=None, padding=(0, 2))
+    for epoch, model in models.items():
+        say = (lambda sentence: None) if curve.row_count else terminal.say  # the same of each
+        extractor = open_extractor(model, evaluation, named_size=evaluation.named_size, say=say)
+        report = evaluation.run(extractor)
+        if not evaluation.all_snapshots:
+            report.show(console)
+        extractor.keep(report.results, evaluation.results)
+        curve.add_row(str(epoch), f"{report.value:.2f}")
+    if evaluation.all_snapshots:
+        console.print(curve)
 
 
 def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:

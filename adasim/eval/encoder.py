@@ -24,7 +24,7 @@ from adasim.models import (
     pixels,
     read_weights,
 )
-from adasim.models.io import is_ours
+from adasim.models.io import is_ours, snapshot_epoch
 from adasim.models.published import WEIGHTS_FILES
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.folder import RunFolder, check_source
@@ -51,6 +51,8 @@ class Encoder:
     """The data the run was pretrained on."""
     method: str | None = None
     """The method that the run was pretrained with."""
+    epoch: int | None = None
+    """Of a snapshot: the epoch of the run that it is of."""
     named: bool = False
     """Whether it is known by a model's name."""
     usual_size: int = 0
@@ -130,14 +132,16 @@ def open_encoder(
 
 def _from_ours(path: Path) -> Encoder:
     """The encoder of a run, or of a file that a run wrote."""
-    folder = path if path.is_dir() else path.parent
+    folder, epoch = path if path.is_dir() else path.parent, snapshot_epoch(path)
     backbone = load_backbone(path)
     is_run = (path.is_dir() or path.name == BACKBONE_FILE) and (folder / "config.json").is_file()
+    if epoch is not None:
+        folder, is_run = path.absolute().parent.parent, True
     if not is_run:  # another file in a run folder, such as a copy of an earlier epoch, has figures of its own
         return Encoder(path.stem, backbone, backbone.transform, "a file without its run")
     method, pairs, source = _pretraining(folder)
     return Encoder(
-        name=folder.resolve().name,
+        name=folder.resolve().name + (f"-{path.stem}" if epoch else ""),
         backbone=backbone,
         transform=backbone.transform,
         origin=f"{method}, {pairs} pairs",
@@ -145,6 +149,7 @@ def _from_ours(path: Path) -> Encoder:
         source=source,
         method=method,
         note=_warning(folder, backbone),
+        epoch=epoch,
     )
 
 

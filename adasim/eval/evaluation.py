@@ -198,6 +198,7 @@ class Extractor:
             "name": self.encoder.name,
             "origin": self.encoder.origin,
             "weights": weights_hash(self.encoder.backbone),
+            **({} if self.encoder.epoch is None else {"epoch": self.encoder.epoch}),
         }
         return Result(
             protocol=protocol,

@@ -48,7 +48,7 @@ class Result:
     data: dict[str, Any]
     """At least `name` and `fingerprint`."""
     model: dict[str, Any]
-    """`name`, `weights` (their hash), `origin`."""
+    """`name`, `weights` (their hash), `origin`; of a run's snapshot its `epoch`, too."""
     settings: dict[str, Any]
     """Every option of the protocol."""
 
@@ -94,7 +94,12 @@ def read_results(path: Path, say: Callable[[str], None] = lambda sentence: None)
         try:
             record = json.loads(line)
             result = Result(**{name: record[name] for name in Result.__dataclass_fields__})
-            float(result.value), result.column, result.metrics.get(COMPARED, {}).items()
+            (
+                float(result.value),
+                result.column,
+                result.metrics.get(COMPARED, {}).items(),
+                result.model.get("epoch"),
+            )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             damaged.append(str(number))
             continue
@@ -143,7 +148,8 @@ def compare(runs: list[Path], say: Callable[[str], None] = lambda sentence: None
         raise UserError("Name the run folders to compare: adasim eval table RUN RUN ...")
     tables: list[dict[tuple[str, ...], float]] = []
     for run in runs:
-        tables.append({result.column: float(result.value) for result in read_results(run, say)})
+        finals = [result for result in read_results(run, say) if "epoch" not in result.model]
+        tables.append({result.column: float(result.value) for result in finals})
         if not tables[-1]:
             raise UserError(f"No results in {run}. Measure it first: adasim eval knn {run}")
     columns = sorted({c for table in tables for c in table}, key=lambda c: (column_order(c[0]), *c[1:]))

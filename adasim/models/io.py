@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ from adasim.util.files import atomic_write
 
 BACKBONE_FILE = "backbone.safetensors"
 """Name of the encoder in a run folder."""
+SNAPSHOTS = "encoders"
+"""Folder of a run with its encoders of earlier epochs."""
 
 _SPEC, _TRANSFORM, _LOAD, _HASH = "adasim", "pretrained_cfg", "load", "sha256"
 # All that a description may pass on to timm: its other arguments could fetch or unpickle weights.
@@ -99,6 +102,25 @@ def load_backbone(path: str | Path) -> Backbone:
         ) from error
     backbone.transform = EvalTransform.from_timm(json.loads(notes[_TRANSFORM]))
     return backbone.eval()
+
+
+def snapshot_file(run: Path, epoch: int) -> Path:
+    """Where a run keeps its encoder as of the end of an epoch, counted from 1."""
+    return run / SNAPSHOTS / f"epoch-{epoch:04d}.safetensors"
+
+
+def snapshot_epoch(path: Path) -> int | None:
+    """The epoch of a run's snapshot, by its name and place; None of any other file."""
+    named = re.fullmatch(r"epoch-([0-9]{4,})\.safetensors", path.name)
+    folder = path.absolute().parent
+    in_run = folder.name == SNAPSHOTS and (folder.parent / "config.json").is_file()
+    return int(named[1]) if named and in_run else None
+
+
+def snapshots(run: Path) -> dict[int, Path]:
+    """The snapshots of a run by their epochs, ascending."""
+    found = ((snapshot_epoch(path), path) for path in (run / SNAPSHOTS).glob("*"))
+    return dict(sorted((epoch, path) for epoch, path in found if epoch is not None))
 
 
 def is_ours(path: Path) -> bool:

@@ -84,6 +84,7 @@ _CONTENTS = {
     "checkpoints": r"step-[0-9]{9,}(\.[0-9]+)?(/(manifest\.json|[A-Za-z0-9_-]+\.safetensors))?",
     "history": r"epoch-[0-9]{6,}-[0-9a-f]+\.safetensors",
     "tensorboard": r"events\.out\.tfevents\..+",
+    "encoders": r"epoch-[0-9]{4,}\.safetensors",
     "features": r"[0-9a-f]+(\.safetensors|\.parts(/[0-9]+-[0-9]+\.safetensors)?)",
     "explore-sheets": r"sheet-[0-9]{5}\.webp",
 }

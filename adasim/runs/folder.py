@@ -9,6 +9,7 @@ RUN/config.json         the configuration; written last, so its presence means t
     metrics.jsonl       one line of JSON per logged step; the same numbers in tensorboard/
     checkpoints/, history/   see `adasim.runs.checkpoint`
     backbone.safetensors     the result
+    encoders/           the same as of earlier epochs, with `--save.encoder-every`
     lock                held while a process trains here, see `adasim.runs.access`
 """
 
@@ -153,7 +154,7 @@ class RunFolder:
         with _writing_to(out), ExitStack() as undo:
             handle = FolderLock.take(out)
             undo.callback(handle.release)
-            for folder in (out, out / "checkpoints", out / "history"):
+            for folder in (out, *(out / name for name in ("checkpoints", "history", "encoders"))):
                 remove_leftovers(folder)
             undo.pop_all()
         return cls(out, config, facts, handle, identity, resumed=True)

@@ -90,7 +90,7 @@ def _training(encoder: Encoder) -> str:
         f"{_METHODS.get(method, method)} ({config.get('recipe', 'custom')} recipe) with "
         f"{_PAIRS.get(pairs, f'{pairs} pairs')}.",
         *_beginning(str(config["model"].get("init", ""))),
-        _progress(run, int(epochs)),
+        _progress(run, int(epochs)) if encoder.epoch is None else f"As of epoch {encoder.epoch} of {epochs}.",
         f"Batches of {config['batch_size']} images, views of {config['views']['size']} pixels, "
         f"{config['optim']['name']} with a peak learning rate of {config['optim']['lr']:g} per 256 images, "
         f"random seed {config['seed']}.",

@@ -56,6 +56,7 @@ def _shares(title: str, *lines: tuple[str, str]) -> Panel:
     )
 
 
+_SNAPSHOTS = "snapshot_knn"  # from results.jsonl: of `adasim eval knn RUN --all-snapshots`
 PANELS: dict[str, Panel] = {
     "loss": Panel("Loss (mean of each epoch)", (Line(("epoch_loss", "loss")),)),
     "schedules": Panel(
@@ -83,7 +84,7 @@ PANELS: dict[str, Panel] = {
         ("nn_accuracy_top2", "this epoch's list"),
     ),
     "self-match": _shares("Nearest is the image itself (%)", ("nn_self_top1", "")),
-    "knn": Panel("k-NN accuracy (%)", (Line(("knn_top1",)),), percent=True),
+    "knn": Panel("k-NN accuracy (%)", (Line(("knn_top1", _SNAPSHOTS)),), percent=True),
     "teacher-entropy": _shares("Teacher entropy (% of maximum)", ("epoch_teacher_entropy_share", "")),
     "spread": Panel(
         "Feature spread (1: fills the sphere)",
@@ -130,14 +131,24 @@ class RunCurves:
     def curve(self, line: Line) -> Curve:
         """The line's points; without those that are no number (a loss that was infinite, a damaged line)."""
         for name in line.metrics:
-            points = {
-                round(step / self._steps, 6): line.value(value)
-                for step, value in self.run.curve(name).items()
-                if _is_count(step) and _is_number(value) and self._steps
-            }
+            points = (
+                self._snapshots()
+                if name == _SNAPSHOTS
+                else {
+                    round(step / self._steps, 6): line.value(value)
+                    for step, value in self.run.curve(name).items()
+                    if _is_count(step) and _is_number(value) and self._steps
+                }
+            )
             if points:
                 return dict(sorted(points.items()))
         return {}
+
+    def _snapshots(self) -> Curve:
+        """k-NN accuracy of the run's snapshots, as measured last: on the same images with the same setting."""
+        knn = [one for one in self.run.results if one.protocol == "knn"]
+        measured = [one for one in knn if _is_count(one.model.get("epoch"))]
+        return {one.model["epoch"]: one.value for one in measured if one.column == measured[-1].column}
 
 
 @dataclass(frozen=True)

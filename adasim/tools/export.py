@@ -99,7 +99,8 @@ def export(
 def _default_folder(encoder: Encoder, model: object, to: str) -> Path:
     """Beside the run or the file; in this folder for a model that is known by its name."""
     if encoder.run is not None:
-        return export_folder(encoder.run, to)
+        folder = export_folder(encoder.run, to)
+        return folder if encoder.epoch is None else folder.with_name(f"{encoder.name}-{to}")
     beside = Path(model).parent if isinstance(model, str | Path) and Path(model).exists() else Path()
     return beside / f"{encoder.name}-{to}"
 

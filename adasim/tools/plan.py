@@ -30,7 +30,15 @@ from adasim.neighbors.memory import INT8_FROM
 from adasim.neighbors.search_gpu import buffer_bytes
 from adasim.options import PlanArguments
 from adasim.registry import PAIRS
-from adasim.train.budget import OVERHEAD, Footprint, choose_micro_batches, free_bytes, time_steps
+from adasim.train.budget import (
+    OVERHEAD,
+    Footprint,
+    choose_micro_batches,
+    encoder_bytes,
+    free_bytes,
+    snapshot_count,
+    time_steps,
+)
 from adasim.train.state import bytes_on_disk, memory_options
 from adasim.util.errors import UserError
 from adasim.util.fields import between
@@ -352,7 +360,8 @@ def lines(
         ("epochs", str(config.epochs), f"{duration(config.epochs * epoch)} in all"),
     ]
     with torch.device("meta"):
-        width = build_backbone(config.model, config.views.size, student=False).dim
+        backbone = build_backbone(config.model, config.views.size, student=False)
+    width, snapshots = backbone.dim, snapshot_count(config)
     keep, weights = config.save.keep, footprint.checkpoint_bytes
     one, history = bytes_on_disk(weights, width)
     options = memory_options(config)
@@ -384,7 +393,9 @@ def lines(
         told.append(("neighbours", what, words))
         memory = plan.checkpoint_bytes + means
         one, history = bytes_on_disk(weights, width, memory, plan.current_bytes, options["window"], keep)
-    told.append(("disk", f"about {_bytes(keep * one + history)}", f"{keep} checkpoints"))
+    disk = keep * one + history + snapshots * encoder_bytes(backbone)
+    what = f"{keep} checkpoints" + (f", {snapshots} encoders" if snapshots else "")
+    told.append(("disk", f"about {_bytes(disk)}", what))
     return told
 
 

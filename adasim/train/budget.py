@@ -306,15 +306,18 @@ def time_steps(
     raise AssertionError("unreachable")
 
 
-def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) -> str:
+def disk_needed(state: TrainState, config: Config, path: Path, ranks: Distributed) -> str:
     """How much disk the run will take, in a sentence. All ranks ask together.
 
     Raises:
         UserError: not even one checkpoint fits; on all ranks.
     """
+    keep = config.save.keep
     one, history = state.bytes_on_disk(ranks, keep)
-    total = keep * one + history
+    encoder, count = encoder_bytes(state.method.eval_encoder), snapshot_count(config)
+    total = keep * one + history + count * encoder
     lists = f", plus neighbour lists of {scaled(history, 'B')}" if history else ""
+    lists += f", plus {count} encoders of {scaled(encoder, 'B')}" if count else ""
     sentence = (
         f"Checkpoints: {scaled(one, 'B')} each, {keep} kept{lists}: about {scaled(total, 'B')} in {path}."
     )
@@ -334,6 +337,16 @@ def disk_needed(state: TrainState, keep: int, path: Path, ranks: Distributed) ->
     # One more checkpoint while a save is under way.
     needed = total + one - written
     return sentence if needed <= free or not known else f"{sentence} Only {scaled(free, 'B')} are free there."
+
+
+def encoder_bytes(backbone: nn.Module) -> int:
+    """Of one snapshot."""
+    return sum(tensor.nbytes for tensor in backbone.state_dict().values())
+
+
+def snapshot_count(config: Config) -> int:
+    """How many encoders of earlier epochs a run keeps."""
+    return config.epochs // config.save.encoder_every if config.save.encoder_every else 0
 
 
 def _size(file: Path) -> int:

@@ -22,7 +22,7 @@ from adasim.dist.devices import autocast
 from adasim.dist.processes import ALONE, Distributed
 from adasim.methods import EncodedView, Step
 from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, save_backbone
-from adasim.models.io import backbone_bytes
+from adasim.models.io import backbone_bytes, snapshot_file
 from adasim.neighbors import PairPolicy
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder
@@ -34,6 +34,7 @@ from adasim.train.state import TrainState, build_policy
 from adasim.train.step import forward, in_layout, learn
 from adasim.util import seeding
 from adasim.util.errors import UserError
+from adasim.util.files import atomic_write
 
 T = TypeVar("T")
 OnStep = Callable[[TrainState, Batch, float], object]
@@ -71,6 +72,7 @@ class Training:
         self.waited = 0.0  # seconds that this step has waited for data
         self.saved_step = state.step or None  # of the newest checkpoint
         self.saved_at = time.monotonic()
+        self.snapshots: dict[int, bytes] = {}  # epoch -> its encoder's file, until that is written
 
     def run(self) -> None:
         """Train to the last epoch, or to a request to stop.
@@ -151,9 +153,13 @@ class Training:
                     self.save()
         self.report.epoch(epoch, step, self.policy, self.loader.quarantined)
         state.end_epoch()  # end of epoch: its lists join the window
-        every = self.config.save.every_epochs
+        saves = self.config.save
         last = state.epoch == self.config.epochs
-        if save_due or self.stopping or last or (every and state.epoch % every == 0):
+        snapshot = saves.encoder_every and state.epoch % saves.encoder_every == 0
+        if snapshot and self.ranks.is_main:
+            self.snapshots[state.epoch] = backbone_bytes(*self.encoder())
+        at_epoch = saves.every_epochs and state.epoch % saves.every_epochs == 0
+        if save_due or self.stopping or last or snapshot or at_epoch:
             self.save()
 
     def forward_and_draw(self, batch: Batch, epoch: int) -> tuple[Step, Batch]:
@@ -254,6 +260,7 @@ class Training:
                 if self.ranks.is_main:
                     self.unreadable_list.update(self.loader.quarantined)
                     save_backbone(self.path / BACKBONE_FILE, *self.encoder())
+                    self.write_snapshots()
             self.state.save(self.store)
             self.saved_step = self.state.step
             if self.ranks.is_main and not self.run_folder.has_saved:
@@ -261,6 +268,13 @@ class Training:
                     self.run_folder.identify(saved=True)
         except SaveFailed as problem:
             self.report.say(f"Step {self.state.step} is not saved yet: {problem}")
+
+    def write_snapshots(self) -> None:
+        for epoch in list(self.snapshots):
+            file = snapshot_file(self.path, epoch)
+            file.parent.mkdir(exist_ok=True)
+            atomic_write(file, self.snapshots[epoch])
+            del self.snapshots[epoch]
 
     def encoder(self) -> tuple[Backbone, EvalTransform]:
         """What the run is for, and the view that it expects."""

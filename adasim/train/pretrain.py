@@ -89,7 +89,7 @@ def pretrain(
         state, loader = _built(config, images, ranks, stack, from_scratch=not has_checkpoint)
         _say(ranks, loader.how())
         if not resume:
-            _say(ranks, disk_needed(state, config.save.keep, out, ranks))
+            _say(ranks, disk_needed(state, config, out, ranks))
             run = _created(out, config, images, ranks, stack, overwrite)
         owner = ranks.gather("" if run is None else run.owner())[0]
         with ranks.raise_on_all():
@@ -243,7 +243,7 @@ def _restored(
                 f"or begin again with --overwrite or another --out."
             )
     if resume and state.epoch < config.epochs:  # before config.json may say that the run is longer now
-        _say(ranks, disk_needed(state, config.save.keep, run.path, ranks))
+        _say(ranks, disk_needed(state, config, run.path, ranks))
     with ranks.raise_on_all():
         if ranks.is_main:
             _update(run, config, checkpoint)

@@ -29,6 +29,7 @@ from adasim.eval.encoder import open_encoder
 from adasim.eval.features import extract
 from adasim.eval.splits import hold_out
 from adasim.models import build_backbone, load_backbone
+from adasim.models.io import snapshot_file
 from adasim.models.transform import EvalTransform
 
 pytestmark = pytest.mark.slow
@@ -384,6 +385,29 @@ def test_another_file_in_a_run_folder_is_not_the_run(make_run: MakeRun) -> None:
     assert not (run / "results.jsonl").exists()
     assert open_encoder(str(earlier)).name == "epoch50"
     assert open_encoder(str(run / "backbone.safetensors")).run == run
+
+
+def test_all_snapshots_are_measured_and_are_no_results_of_the_finished_run(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    assert "--save.encoder-every" in refusal(["knn", str(run), "--all-snapshots"], capsys)
+    (run / "encoders").mkdir()
+    for epoch, seed in ((5, 1), (10000, 2)):
+        other = make_run(f"other{seed}", seed=seed) / "backbone.safetensors"
+        snapshot_file(run, epoch).write_bytes(other.read_bytes())
+    main(["eval", "knn", str(run), "--all-snapshots", "--k", "5"])
+    shown = capsys.readouterr().out
+    measured = results(run)
+    assert [line["model"]["epoch"] for line in measured] == [5, 10000]
+    for line, seed in zip(measured, (1, 2), strict=True):
+        epoch, value = line["model"]["epoch"], line["value"]
+        assert re.search(rf"^\s*{epoch}\s+{value:.2f}\s*$", shown, re.MULTILINE)
+        main(["eval", "knn", str(run.parent / f"other{seed}"), "--k", "5"])
+        assert results(run.parent / f"other{seed}")[0]["value"] == value
+    assert "No results" in refusal(["table", str(run)], capsys)
+    last = open_encoder(str(snapshot_file(run, 10000)))
+    assert (last.run, last.epoch, last.name) == (run, 10000, "run-epoch-10000")
 
 
 def test_help_explains_each_evaluation_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

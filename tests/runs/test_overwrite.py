@@ -30,7 +30,7 @@ def old(tmp_path: Path) -> Path:
             f"{step}.2-2{TEMPORARY}/a.safetensors",
         ),
         *("history/epoch-000003-0123456789abcdef.safetensors", "tensorboard/events.out.tfevents.17.vm.1.0"),
-        f"features/{'0' * 32}.safetensors",
+        *(f"features/{'0' * 32}.safetensors", "encoders/epoch-0100.safetensors"),
     ):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("old")

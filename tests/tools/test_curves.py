@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import adasim
+from adasim.eval.results import Result, append_result
 from adasim.run import load_run
 from adasim.tools.curves import PANELS, RunCurves, band, group
 from adasim.tools.plot import COLOURS, DPI, INK, MARKERS, draw
@@ -50,6 +51,16 @@ def test_the_band_is_the_mean_and_the_extremes_where_all_have_a_value() -> None:
     apart = band([{1.0: 5.0}, {2.0: 6.0}])
     assert (apart.epochs, apart.rest) == ([], [{1.0: 5.0}, {2.0: 6.0}])
     assert band([{}]) == band([]) != apart
+
+
+def test_the_k_nn_of_snapshots_is_drawn_where_none_was_measured_during_training(make: Make) -> None:
+    run = make("run", {"epoch_loss": [3, 2, 1]})
+    measured = [(2, "k=20", 9.0), (1, "k=5", 20.0), (2, "k=5", 30.0), (3, "k=5", 39.0), (3, "k=5", 40.0)]
+    for epoch, setting, value in measured:
+        data, model = {"name": "x", "fingerprint": ""}, {"epoch": epoch}
+        append_result(run / "results.jsonl", Result("knn", setting, value, {}, data, model, {}), "cpu")
+    [line] = panel(figure_of(run), "k-NN").get_lines()
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 2, 3], [20, 30, 40])
 
 
 def test_runs_that_differ_by_seed_are_their_mean_in_a_band_and_settings_lie_beside_each_other(

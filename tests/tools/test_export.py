@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -284,6 +285,11 @@ def test_a_plain_file_and_a_loaded_encoder_are_exported_too(
     make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run()
+    (run / "encoders").mkdir()
+    earlier = shutil.copy(run / "backbone.safetensors", run / "encoders" / "epoch-0030.safetensors")
+    folder = adasim.export(earlier, "timm")
+    assert folder == tmp_path / "run-epoch-0030-timm"
+    assert "As of epoch 30 of 100." in (folder / "README.md").read_text()
     (run / "backbone.safetensors").rename(tmp_path / "mine.safetensors")
     folder = adasim.export(tmp_path / "mine.safetensors", "timm")
     assert folder == tmp_path / "mine-timm"

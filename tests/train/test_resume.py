@@ -97,10 +97,15 @@ def assert_same(digest: Callable[[Path], str], metrics: Metrics) -> Callable[[Pa
         assert without_times(metrics(out)) == without_times(metrics(reference))
         ours, theirs = ((run / "backbone.safetensors").read_bytes() for run in (out, reference))
         assert ours == theirs
+        assert snapshots(out) == snapshots(reference)
         assert not list(out.rglob(f"*{TEMPORARY}"))
         assert len(list((out / "history").iterdir())) <= 3  # of two checkpoints with a window of one or two
 
     return check
+
+
+def snapshots(out: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (out / "encoders").glob("*")}
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,7 +114,7 @@ def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "in memory": {},
+    "in memory": {"save__encoder_every": 1},
     "partners drawn in the current epoch": {"neighbors__timing": "current"},
     "nearest pairs": {"pairs": "nearest"},
     "nnclr, resnet, confident pairs": {
@@ -189,9 +194,10 @@ def test_killed_around_the_end_of_an_epoch(
         Kill(SAVE, 1, "before"),
         Kill(SAVE, 1, "after"),
     ]
-    reference = uninterrupted(neighbors__window=2)
+    reference = uninterrupted(neighbors__window=2, save__encoder_every=2)
+    assert [*snapshots(reference)] == ["epoch-0002.safetensors", "epoch-0004.safetensors"]
     late = uninterrupted(neighbors__timing="current")
-    chain = Chain(small(neighbors__window=2), tmp_path / "previous", kills)
+    chain = Chain(small(neighbors__window=2, save__encoder_every=2), tmp_path / "previous", kills)
     current = Chain(small(neighbors__timing="current"), tmp_path / "current", kills)
     survive(runs, chain, current)
     assert_same(chain.out, reference)

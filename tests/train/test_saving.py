@@ -18,13 +18,15 @@ from pretrainings import STEP, Digest, Runs, Small, kill_at
 from adasim.api import pretrain
 from adasim.data import Batch, open_images
 from adasim.dist.processes import ALONE
-from adasim.models import build_backbone, save_backbone
+from adasim.models import EvalTransform, build_backbone, save_backbone
+from adasim.models.io import backbone_bytes, snapshots
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.tools.plan import lines
 from adasim.train.budget import disk_needed
 from adasim.train.loop import Training
 from adasim.train.state import TrainState, build_state
 from adasim.util.errors import UserError
+from adasim.util.files import atomic_write
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +100,32 @@ def test_a_run_that_seldom_saves_still_saves_when_asked_to_stop(
     assert digest(tmp_path / "run") == digest(tmp_path / "whole")
 
 
+def test_snapshots_are_the_encoders_of_their_epochs_and_wait_for_a_full_disk(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small(epochs=4, save__every_epochs=0, save__encoder_every=2)
+    encoders, written = {}, []
+
+    def watch(state: TrainState, batch: Batch, loss: float) -> None:
+        encoders[state.step] = backbone_bytes(state.method.eval_encoder, EvalTransform.for_run(config))
+
+    def full_at_first(path: Path, data: bytes) -> None:
+        written.append(path.name)
+        if len(written) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        atomic_write(path, data)
+
+    monkeypatch.setattr("adasim.train.loop.atomic_write", full_at_first)
+    run = pretrain(config, tmp_path / "run", on_step=watch)
+    assert "Step 6 is not saved yet" in in_one_line(capsys.readouterr().out)
+    assert written == [f"epoch-000{epoch}.safetensors" for epoch in (2, 2, 4)]
+    files = snapshots(run)
+    assert {epoch: file.read_bytes() for epoch, file in files.items()} == {2: encoders[6], 4: encoders[12]}
+    assert files[4].read_bytes() == (run / "backbone.safetensors").read_bytes()
+    pretrain(small(epochs=5, save__encoder_every=5), run, resume=True)  # another number from here on
+    assert [*snapshots(run)] == [2, 4, 5]
+
+
 # How much
 
 
@@ -164,7 +192,7 @@ def test_a_disk_that_does_not_tell_its_size_is_not_taken_for_full(
     """Some network and FUSE mounts report zeros."""
     monkeypatch.setattr("adasim.train.budget.shutil.disk_usage", lambda path: (0, 0, 0))
     config = small()
-    said = disk_needed(build_state(config, 48), config.save.keep, tmp_path, ALONE)
+    said = disk_needed(build_state(config, 48), config, tmp_path, ALONE)
     assert said.endswith(f"in {tmp_path}.")
 
 
@@ -186,7 +214,7 @@ def test_a_run_that_could_never_save_says_that_there_is_no_checkpoint(
         {"method": "simsiam", "optim__name": "sgd", "neighbors__window": 3, "save__keep": 3},
         {"pairs": "confident", "neighbors__cache": "float16"},
         {"pairs": "nearest"},
-        {"pairs": "standard"},
+        {"pairs": "standard", "save__encoder_every": 2},
     ],
 )
 def test_the_plan_and_the_run_tell_the_same_disk(
@@ -196,7 +224,7 @@ def test_the_plan_and_the_run_tell_the_same_disk(
     planned = {
         what: value for what, value, _ in lines(config, open_images("synthetic:48"), "cpu", 1e9, 1, 16)
     }
-    said = disk_needed(build_state(config, 48), config.save.keep, tmp_path, ALONE)
+    said = disk_needed(build_state(config, 48), config, tmp_path, ALONE)
     assert f": {planned['disk']} in {tmp_path}." in said
 
 
