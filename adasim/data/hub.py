@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -12,29 +13,29 @@ import torch
 from torch import Tensor
 
 from adasim.data.decode import UNREADABLE, decode_file, hash_bytes, hash_file, open_regular, reading
-from adasim.data.images import ImageSet, Reduction
+from adasim.data.images import MAX_CLASSES, ImageSet, Reduction, distinct_classes
 from adasim.registry import SOURCES
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.terminal import few
+
+_HIDDEN = (None, -1, "")  # what stands for a label that is not told
+_LABEL_NAMES = ("label", "labels", "class", "target", "category")  # of columns that are no ClassLabel
 
 
 class HuggingFaceImages(ImageSet):
     """One split of a Hugging Face data set, decoded on demand."""
 
-    def __init__(self, name: str, rows: Any, image: str, label: str | None) -> None:
+    def __init__(self, name: str, rows: Any, image: str) -> None:
         import datasets
 
         self.name = name
         # Undecoded: the library would open files of every format that PIL knows.
-        self._rows = rows.cast_column(image, datasets.Image(decode=False))
+        self._rows = rows.with_format(None).cast_column(image, datasets.Image(decode=False))
         self._mark = rows._fingerprint
         self._image = image
         self.others: dict[str, Any] = {}  # the rows of the data set's other splits
-        if label is not None:
-            # A missing label is None in some data sets, and -1 in others.
-            numbers = [-1 if number is None else number for number in rows[label][:]]
-            self.labels = torch.tensor(numbers, dtype=torch.int64)
-            self.classes = list(rows.features[label].names)
+        self.labels, names = read_labels(rows)
+        self.classes = distinct_classes(self.labels, names)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -54,7 +55,7 @@ class HuggingFaceImages(ImageSet):
 
     def more_splits(self, known: set[str]) -> list[ImageSet]:
         others = {split: rows for split, rows in self.others.items() if split not in known}
-        return [_split(self.place, rows, split, {}) for split, rows in others.items() if _is_labelled(rows)]
+        return [open_rows(self.place, rows, split) for split, rows in others.items() if _is_labelled(rows)]
 
     def unused(self, also: Collection[str] = ()) -> str:
         counts = [f"{len(rows):,} in {split}" for split, rows in self.others.items() if split not in also]
@@ -75,13 +76,46 @@ class HuggingFaceImages(ImageSet):
 
 
 def _is_labelled(rows: Any) -> bool:
-    """Whether the first rows have labels: -1 or None stands for a hidden one."""
+    """Whether the first rows have labels."""
+    column = _label_column(rows)
+    return column is not None and any(
+        label not in _HIDDEN for label in rows.select_columns(column)[:100][column]
+    )
+
+
+def _label_column(rows: Any) -> str | None:
+    """The first column of class labels; else one of words or whole numbers that is named like labels."""
     import datasets
 
-    columns = _columns(rows, datasets.ClassLabel)[:1]
-    return any(
-        label is not None and label >= 0 for c in columns for label in rows.select_columns(columns)[:100][c]
-    )
+    plain = {
+        name.lower(): name
+        for name, feature in rows.features.items()
+        if isinstance(feature, datasets.Value) and ("int" in feature.dtype or "string" in feature.dtype)
+    }
+    named = [plain[name] for name in _LABEL_NAMES if name in plain]
+    return next(iter([*_columns(rows, datasets.ClassLabel), *named]), None)
+
+
+def is_rows(data: Any) -> bool:
+    """Whether this is a Hugging Face data set; the library is not imported for it."""
+    library = sys.modules.get("datasets")
+    return library is not None and isinstance(data, library.Dataset)
+
+
+def read_labels(rows: Any) -> tuple[Tensor | None, list[str]]:
+    """The labels (N,), -1 for a hidden one, and the names of the classes, if they have names."""
+    column = _label_column(rows)
+    if column is None:
+        return None, []
+    values = rows.with_format(None)[column][:]
+    names = getattr(rows.features[column], "names", [])
+    known = sorted({value for value in values if value not in _HIDDEN})
+    number = {value: value for value in known}
+    if not names and not known:
+        return None, []
+    if not names and (isinstance(known[0], str) or known[0] < 0 or known[-1] >= MAX_CLASSES):
+        number, names = {value: c for c, value in enumerate(known)}, [str(value) for value in known]
+    return torch.tensor([number.get(value, -1) for value in values], dtype=torch.int64), list(names)
 
 
 def _columns(rows: Any, kind: type) -> list[str]:
@@ -113,17 +147,19 @@ def open_hub(name: str, *, size: int, split: str, seed: int) -> ImageSet:
         raise MissingSplitError(
             f"hf:{name} is one split without test images. Save a DatasetDict with train and test."
         )
-    return _split(f"hf:{name}", opened, part, others)
+    return open_rows(f"hf:{name}", opened, part, others)
 
 
-def _split(place: str, rows: Any, part: str, others: dict[str, Any]) -> HuggingFaceImages:
+def open_rows(
+    place: str, rows: Any, part: str = "", others: dict[str, Any] | None = None
+) -> HuggingFaceImages:
     """The images and labels of one split."""
     import datasets
 
-    images, labels = _columns(rows, datasets.Image), _columns(rows, datasets.ClassLabel)
+    images = _columns(rows, datasets.Image)
     if not images:
         raise UserError(f"{place} has no image column: its columns are {', '.join(rows.features)}.")
     name = Path(place.removeprefix("hf:")).name
-    split = HuggingFaceImages(name, rows, images[0], labels[0] if labels else None)
-    split.place, split.split, split.others = place, part, others
+    split = HuggingFaceImages(name, rows, images[0])
+    split.place, split.split, split.others = place, part, others or {}
     return split

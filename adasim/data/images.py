@@ -270,6 +270,19 @@ def distinct_classes(labels: Tensor | None, names: Sequence[str]) -> list[str]:
     return [name if counts[name] == 1 else f"{name} ({i})" for i, name in enumerate(names)]
 
 
+def match_classes(labels: Tensor, classes: list[str], known: list[str]) -> Tensor:
+    """Labels that number `classes`, renumbered by `known`, where the class of that name stands.
+
+    Two folders number their classes each for itself: 3 here need not be 3 there. A name that is not in `known`
+    becomes -1, and -1, no label, stays so.
+    """
+    if classes == known:
+        return labels
+    number = {name: i for i, name in enumerate(known)}
+    table = torch.tensor([*(number.get(name, -1) for name in classes), -1], dtype=torch.int64)
+    return table[labels]  # the last entry is that of -1
+
+
 def sample_ids(count: int, limit: int) -> list[int]:
     """Which of `count` images are looked into: all up to the limit, else `limit` of them at even distances."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64).tolist()

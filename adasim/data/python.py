@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from adasim.data.decode import UNREADABLE, hash_bytes, reading
+from adasim.data.hub import is_rows, open_rows, read_labels
 from adasim.data.images import (
     MAX_CLASSES,
     ArrayImages,
@@ -22,7 +23,7 @@ from adasim.data.images import (
     Unreadable,
     channels_first,
     distinct_classes,
-    numbered_classes,
+    match_classes,
     sample_ids,
 )
 from adasim.data.sources import open_images
@@ -32,7 +33,11 @@ from adasim.util.rgb import to_tensor
 
 KIND = "python"
 RESUME_ADVICE = "Hand over the images that the run began with: data=... in Python"
-_CHECKED_ITEMS = 8  # items that are read twice before anything begins
+_CHECKED_ITEMS = 8  # items that are read before anything begins
+# Where data sets of torchvision, and of people who write theirs alike, have their labels and the names of classes.
+_LABELS = ("targets", "labels", "_labels", "y")
+_PAIRS = ("_samples", "samples", "_flat_character_images", "index")  # (image, label), or the other way round
+_CLASS_NAMES = ("classes", "categories", "all_categories", "_characters")
 
 
 @runtime_checkable
@@ -55,9 +60,10 @@ def as_images(data: ImagesLike, *, size: int = 32) -> ImageSet:
         data: a source string (see `open_images`); an `ImageSet`, which is returned as it is; a tensor or numpy array
             of images, uint8 (N, C, H, W) or (N, H, W), where an array may also be (N, H, W, C); or a map-style data
             set whose items are PIL images, tensors (C, H, W) or (H, W), or arrays that may also be (H, W, C), alone
-            or first in a tuple. C is 1 or 3. Floats must lie in 0..1 and are rounded to 8 bits. The labels of a data
-            set are its `targets` or `labels`, those of a `TensorDataset` its second tensor; items are not read for
-            them, which could take hours.
+            or first in a tuple; or a Hugging Face `Dataset`. C is 1 or 3. Floats must lie in 0..1 and are rounded to
+            8 bits. The labels of a data set are its list of them, under any name that torchvision has for it, those
+            of a `TensorDataset` its second tensor; all items are not read for them, which could take hours. A
+            `Subset` and a `ConcatDataset` have those of what they are made of.
         size: side in pixels of the images that the source `synthetic` draws.
 
     >>> images = as_images(torch.zeros(10, 3, 8, 8, dtype=torch.uint8))
@@ -75,6 +81,9 @@ def as_images(data: ImagesLike, *, size: int = 32) -> ImageSet:
     elif isinstance(data, TensorDataset) and data.tensors[0].ndim > 2:
         labels = data.tensors[1] if len(data.tensors) > 1 else None
         images = _stacked(data.tensors[0], "tensor", _usable_labels(labels, len(data)))
+    elif is_rows(data):
+        images = open_rows(f"a {type(data).__name__} in Python", data)
+        images.name = type(data).__name__
     elif isinstance(data, Items) and not isinstance(data, Mapping | bytes | IterableDataset):
         images = DatasetImages(data)
     else:
@@ -115,8 +124,8 @@ class DatasetImages(ImageSet):
         self.name = type(items).__name__
         self.place = f"a {self.name} in Python"
         self._check_items(sample_ids(len(items), _CHECKED_ITEMS))
-        self.labels = _labels(items)
-        self.classes = _class_names(items, self.labels)
+        self.labels, names = _labelled(items)
+        self.classes = distinct_classes(self.labels, names)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -183,6 +192,8 @@ def _stacked(data: Tensor | np.ndarray, name: str, labels: Tensor | None) -> Arr
 
 def _item_pixels(item: Any) -> Tensor:
     """One item as uint8 (C, H, W). Raises ValueError or TypeError."""
+    if isinstance(item, Mapping):  # a row of a Hugging Face data set
+        item = next((value for value in item.values() if isinstance(value, Image.Image)), item)
     if isinstance(item, tuple | list) and item:
         item = item[0]
     if isinstance(item, Image.Image):
@@ -209,24 +220,73 @@ def _to_8_bits(data: Tensor | np.ndarray) -> Tensor:
     return pixels
 
 
-def _labels(items: Any) -> Tensor | None:
-    """The data set's own list of them, if it has one and the first item agrees with it."""
+def _labelled(items: Any) -> tuple[Tensor | None, list[str]]:
+    """A data set's labels (N,), if it keeps a list of them, and the names of its classes; [] where it has none."""
+    if is_rows(items):
+        return read_labels(items)
     if isinstance(items, Subset):
-        labels = _labels(items.dataset)
-        return None if labels is None else labels[torch.as_tensor(items.indices, dtype=torch.int64)]
-    listed = getattr(items, "targets", None)
-    listed = getattr(items, "labels", None) if listed is None else listed
-    labels = _usable_labels(listed, len(items))
-    if labels is not None:
-        with suppress(Exception):  # not readable, or no number: nothing to compare with
-            first = items[0]
-            if isinstance(first, tuple | list) and len(first) > 1 and int(first[1]) != int(labels[0]):
-                return None  # renumbered on the way
-    return labels
+        labels, names = _labelled(items.dataset)
+        return None if labels is None else labels[torch.as_tensor(items.indices, dtype=torch.int64)], names
+    if isinstance(items, ConcatDataset):
+        members: list[Any] = items.datasets
+        return _joined([_labelled(member) for member in members if len(member)])
+    labels = _listed_labels(items)
+    lists = (getattr(items, name, None) for name in _CLASS_NAMES)
+    classes = next((x for x in lists if isinstance(x, list | tuple)), ())
+    # torchvision's ImageNet has all words for a class in a tuple.
+    words = [", ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in classes]
+    return labels, distinct_classes(labels, words) if words else []
+
+
+def _joined(parts: list[tuple[Tensor | None, list[str]]]) -> tuple[Tensor | None, list[str]]:
+    """The labels of several data sets one after another. Where all have names for their classes, these decide: 3
+    here need not be 3 there."""
+    labels = [part for part, _ in parts if part is not None]
+    if not parts or len(labels) < len(parts):
+        return None, []
+    if not all(names for _, names in parts):
+        return torch.cat(labels), []
+    known = list(dict.fromkeys(name for _, names in parts for name in names))
+    matched = [match_classes(part, names, known) for part, (_, names) in zip(labels, parts, strict=True)]
+    return torch.cat(matched), known
+
+
+def _listed_labels(items: Any) -> Tensor | None:
+    """The first list of a data set that can be its labels, and that some of its items agree with.
+
+    One by the name of `targets` or `labels` is trusted where items have nothing to compare with.
+    """
+    if isinstance(items, TensorDataset):
+        return _usable_labels(items.tensors[1] if len(items.tensors) > 1 else None, len(items))
+    for name in (*_LABELS, *_PAIRS):
+        listed = getattr(items, name, None)
+        columns: list[Any] = [listed]
+        if name in _PAIRS:
+            pairs = listed if isinstance(listed, list) else []
+            paired = all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
+            columns = list(zip(*pairs, strict=True)) if paired else []
+        for labels in (_usable_labels(column, len(items)) for column in columns):
+            agrees = False if labels is None else _agrees(items, labels)
+            if agrees or (agrees is None and name in _LABELS[:2]):
+                return labels
+    return None
+
+
+def _agrees(items: Any, labels: Tensor) -> bool | None:
+    """Whether some of the items, (image, label), have these labels; None if they have none to compare with."""
+    agrees = None
+    for i in sample_ids(len(labels), _CHECKED_ITEMS):
+        with suppress(Exception):  # not readable, or no number
+            item = items[i]
+            if isinstance(item, tuple | list) and len(item) > 1:
+                if int(item[1]) != int(labels[i]):
+                    return False  # renumbered on the way
+                agrees = True
+    return agrees
 
 
 def _usable_labels(listed: Any, count: int) -> Tensor | None:
-    """As int64 (N,), if they are whole numbers that can be classes."""
+    """As int64 (N,), if they are whole numbers that can be classes; -1, no label, may be among them."""
     if listed is None:
         return None
     try:
@@ -234,17 +294,7 @@ def _usable_labels(listed: Any, count: int) -> Tensor | None:
     except (TypeError, ValueError, RuntimeError):  # words, lists of boxes
         return None
     whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    if labels.shape != (count,) or not count or not whole or labels.min() < 0 or labels.max() >= MAX_CLASSES:
+    if labels.shape != (count,) or not count or not whole:
         return None
-    return labels.detach().cpu().to(torch.int64)
-
-
-def _class_names(items: Any, labels: Tensor | None) -> list[str]:
-    while isinstance(items, Subset):
-        items = items.dataset
-    names = getattr(items, "classes", None)
-    if labels is None or not isinstance(names, list | tuple):
-        return numbered_classes(labels)
-    # torchvision's ImageNet has all words for a class in a tuple.
-    words = [", ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in names]
-    return distinct_classes(labels, words)
+    usable = labels.min() >= -1 and 0 <= labels.max() < MAX_CLASSES
+    return labels.detach().cpu().to(torch.int64) if usable else None

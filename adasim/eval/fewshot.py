@@ -11,8 +11,9 @@ from rich.table import Table
 from torch import Tensor
 
 from adasim.data import describe
+from adasim.data.images import match_classes
 from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
-from adasim.eval.splits import Source, data_name, match_classes, open_all, require_labels
+from adasim.eval.splits import Source, data_name, open_all, require_labels
 from adasim.eval.tensors import check_features, check_labels, check_positive
 from adasim.options import FewshotOptions
 from adasim.registry import EVALUATIONS

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet, describe, leave_out, open_images
+from adasim.data.images import match_classes
 from adasim.data.masks import open_masked
 from adasim.util import seeding
 from adasim.util.errors import MissingSplitError, UserError
@@ -168,19 +169,6 @@ def require_labels(images: ImageSet) -> Tensor:
             f"class, or give an .npz file with labels; or measure what needs none: adasim eval views."
         )
     return images.labels
-
-
-def match_classes(labels: Tensor, classes: list[str], known: list[str]) -> Tensor:
-    """Labels that number `classes`, renumbered by `known`, where the class of that name stands.
-
-    Two folders number their classes each for itself: 3 here need not be 3 there. A name that is not in `known`
-    becomes -1, and -1, no label, stays so.
-    """
-    if classes == known:
-        return labels
-    number = {name: i for i, name in enumerate(known)}
-    table = torch.tensor([*(number.get(name, -1) for name in classes), -1], dtype=torch.int64)
-    return table[labels]  # the last entry is that of -1
 
 
 def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Tensor:

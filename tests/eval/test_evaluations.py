@@ -17,13 +17,14 @@ from torch.utils.data import TensorDataset
 import adasim
 from adasim.cli.main import main
 from adasim.data import ArrayImages, open_images, synthetic
+from adasim.data.images import match_classes
 from adasim.eval.encoder import open_encoder
 from adasim.eval.evaluation import Extractor
 from adasim.eval.features import FeatureCache, extract
 from adasim.eval.fewshot import Fewshot
 from adasim.eval.linear import LINEAR_PROTOCOLS, linear_probe, protocol_of
 from adasim.eval.segmentation import _PUBLISHED, Segmentation
-from adasim.eval.splits import Split, match_classes, match_test_labels, open_all, open_split
+from adasim.eval.splits import Split, match_test_labels, open_all, open_split
 from adasim.registry import EVALUATIONS, METHODS, load_plugin
 from adasim.util.errors import UserError
 
