@@ -1,15 +1,16 @@
 """Evaluations of frozen features: k-NN, linear, few-shot and linear segmentation, as published.
 
-One file for each evaluation: the published protocol as a function of tensors, then what `adasim eval NAME` does with
-it and reports. Importing this package registers them. `evaluation.py` has what they share: an `Extractor` turns the
-images of a data set into an encoder's features, and a `Report` has the figures.
+One file for each evaluation: the published protocol as a function of tensors (of `linear`: probe.py), then what
+`adasim eval NAME` does with it and reports. Importing this package registers them. `evaluation.py` has what they
+share: an `Extractor` turns the images of a data set into an encoder's features, and a `Report` has the figures.
 """
 
 from adasim.eval.evaluation import Evaluation, Extractor, Report
 from adasim.eval.features import FeatureCache, extract
 from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
 from adasim.eval.knn import KnnAccuracy, knn_accuracy, online_knn
-from adasim.eval.linear import LinearResult, linear_probe, linear_probe_stream
+from adasim.eval.linear import Linear
+from adasim.eval.probe import LinearResult, linear_probe, linear_probe_stream
 from adasim.eval.results import Result
 from adasim.eval.segmentation import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
 from adasim.eval.views import view_retrieval
@@ -23,6 +24,7 @@ __all__ = [
     "FeatureCache",
     "FewShotAccuracy",
     "KnnAccuracy",
+    "Linear",
     "LinearResult",
     "LinearSegmenter",
     "MeanIou",

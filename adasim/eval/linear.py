@@ -1,349 +1,42 @@
-"""`adasim eval linear`: a linear layer on frozen features, for several learning rates at once as one stacked layer.
+"""`adasim eval linear`: a linear layer on frozen features at the published rate, or at one chosen by a sweep.
 
-Two protocols. `dino`: SGD with momentum, no decay (Caron et al., 2021). `simsiam`: the same under LARC
-(Chen and He, 2021; You et al., 2017). Both begin at normal(0, 0.01) weights and zero biases, and take the
-rate from lr * batch_size / 256 to 0 by a cosine that moves once an epoch.
+The published protocols report the best epoch on the test images. A sweep looks at them once, at its end: it chooses
+its rate on held-out training images, and reports the last epoch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from rich.table import Table
-from rich.text import Text
+from timm.models import VisionTransformer
 from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
 from adasim.eval.features import FeatureKind, encode, frozen
-from adasim.eval.tensors import check_features, check_labels, check_positive, check_split
-from adasim.models import EvalTransform
+from adasim.eval.probe import (
+    Batches,
+    LinearProtocol,
+    LinearResult,
+    linear_probe,
+    linear_probe_stream,
+    linear_protocol,
+)
+from adasim.eval.splits import hold_out
+from adasim.models import Backbone, EvalTransform
 from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS
-from adasim.util import seeding
 from adasim.util.errors import UserError
 from adasim.util.fields import at_least
 
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""
-Batches = Iterable[tuple[Tensor, Tensor]]
-"""(B, D) features and their (B,) labels, batch after batch."""
-FURTHER = 3
-"""How many rates beyond its edge a sweep may be taken on."""
-
-_LOGITS = 1 << 24  # test logits held at a time
 _SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 makes too few steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearProtocol:
-    """Published settings, which an argument of None takes."""
-
-    rate: float
-    """Learning rate per 256 images."""
-    epochs: int
-    batch_size: int
-    larc: bool
-    """Scale each gradient by LARC."""
-    features: Literal["pooled", "linear-dino"]
-    """What the layer sees: the encoder's own output, or the last blocks' CLS tokens."""
-    bilinear: bool
-    """Resize images bilinearly, and not as the encoder's own view does."""
-
-
-LINEAR_PROTOCOLS: dict[str, LinearProtocol] = {
-    "dino": LinearProtocol(
-        rate=0.001, epochs=100, batch_size=1024, larc=False, features="linear-dino", bilinear=False
-    ),
-    "simsiam": LinearProtocol(
-        rate=0.1, epochs=90, batch_size=4096, larc=True, features="pooled", bilinear=True
-    ),
-}
-"""By name. A method says by its `linear_protocol` which of them its encoders are measured by."""
-
-
-def linear_protocol(name: str) -> LinearProtocol:
-    """The protocol of that name, or a sentence."""
-    if name not in LINEAR_PROTOCOLS:
-        raise UserError(f"protocol={name!r} is unknown. Choose {' or '.join(LINEAR_PROTOCOLS)}.")
-    return LINEAR_PROTOCOLS[name]
-
-
-class Score(NamedTuple):
-    """An accuracy in percent, and where it was reached (epochs count from 1)."""
-
-    top1: float
-    rate: float
-    epoch: int
-    top5: float
-
-
-@dataclass(frozen=True)
-class LinearResult:
-    """Test accuracy of every rate after every epoch."""
-
-    protocol: str
-    rates: tuple[float, ...]
-    """Learning rates per 256 images."""
-    top1: tuple[tuple[float, ...], ...]
-    """Percent, one row per epoch and one column per rate."""
-    top5: tuple[tuple[float, ...], ...]
-    """The same for the five likeliest classes."""
-
-    def best_epochs(self) -> tuple[Score, ...]:
-        """Each rate's best epoch: how both papers report."""
-        return tuple(
-            max(scores, key=lambda score: score.top1) for scores in zip(*self._scores(), strict=True)
-        )
-
-    def last_epochs(self) -> tuple[Score, ...]:
-        """Each rate's last epoch: no choice made by looking at the test set."""
-        return self._scores()[-1]
-
-    @property
-    def best(self) -> Score:
-        """The best epoch of the best rate."""
-        return max(self.best_epochs(), key=lambda score: score.top1)
-
-    @property
-    def last(self) -> Score:
-        """The last epoch of the rate that ends best."""
-        return max(self.last_epochs(), key=lambda score: score.top1)
-
-    def further_rates(self) -> tuple[float, ...]:
-        """The next rates beyond the sweep's edge if the best rate is there, alone; in the steps of the sweep."""
-        if len(set(self.rates)) < 2:
-            return ()
-        best = {score.rate: score.top1 for score in self.best_epochs()}
-        order = sorted(best)
-        if best[order[0]] >= best[order[-1]]:
-            order.reverse()
-        if any(best[rate] >= best[order[-1]] for rate in order[:-1]):
-            return ()
-        for _ in range(FURTHER):
-            before = order[-3:]  # 0.3, 1, 3 go on with 10
-            order.append(float(f"{before[-1] * before[1] / before[0]:.3g}"))
-        return tuple(order[-FURTHER:])
-
-    def going_on(self, further: LinearResult) -> LinearResult:
-        """With the rates beyond the edge, outwards, up to the first that is no better than what came before."""
-        kept, best = 0, self.best.top1
-        for score in further.best_epochs():
-            kept += 1
-            if score.top1 <= best:
-                break
-            best = score.top1
-        rates = self.rates + further.rates[:kept]
-        places = sorted(range(len(rates)), key=lambda place: rates[place])
-        top1, top5 = (
-            tuple(
-                tuple((row + more[:kept])[i] for i in places) for row, more in zip(mine, theirs, strict=True)
-            )
-            for mine, theirs in ((self.top1, further.top1), (self.top5, further.top5))
-        )
-        return LinearResult(self.protocol, tuple(rates[i] for i in places), top1, top5)
-
-    def _scores(self) -> list[tuple[Score, ...]]:
-        epochs = zip(self.top1, self.top5, strict=True)
-        return [
-            tuple(Score(a, rate, epoch, b) for a, b, rate in zip(top1, top5, self.rates, strict=True))
-            for epoch, (top1, top5) in enumerate(epochs, start=1)
-        ]
-
-
-def linear_probe(
-    train_features: Any,
-    train_labels: Any,
-    test_features: Any,
-    test_labels: Any,
-    *,
-    rates: Sequence[float] | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    protocol: str = "dino",
-    seed: int = 0,
-) -> LinearResult:
-    """Train linear heads on cached features (the quick mode: every epoch sees the same features).
-
-    Args:
-        train_features: (N, D); used as they are.
-        train_labels: (N,) whole numbers, in any range.
-        test_features: (M, D).
-        test_labels: (M,); each must occur among `train_labels`.
-        rates: learning rates per 256 images, one head each; None takes the published one. `SWEEP` has ten.
-        epochs, batch_size: None takes the published ones.
-        protocol: a name of `LINEAR_PROTOCOLS`.
-    """
-    split = check_split(train_features, train_labels, test_features, test_labels)
-    batch_size = linear_protocol(protocol).batch_size if batch_size is None else batch_size
-    check_positive(batch_size=batch_size)
-
-    def shuffled(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        order = seeding.permutation(seed, "linear order", epoch, len(split.train)).to(split.train.device)
-        for ids in order.split(batch_size):
-            yield split.train.index_select(0, ids), split.train_labels[ids]
-
-    return _train(
-        shuffled, split.test, split.test_labels, len(split.classes), rates, epochs, batch_size, protocol, seed
-    )
-
-
-def linear_probe_stream(
-    epoch_batches: Callable[[int], Batches],
-    test_features: Any,
-    test_labels: Any,
-    *,
-    num_classes: int,
-    rates: Sequence[float] | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    protocol: str = "dino",
-    seed: int = 0,
-) -> LinearResult:
-    """Train linear heads on features that are made anew for each epoch (from 0), as augmentation asks for.
-
-    Labels are 0..num_classes-1, and `batch_size` is the size of a full batch: it scales the rates. The rest
-    is as for `linear_probe`. One pass of the backbone feeds all rates.
-    """
-    test_features = check_features(test_features, "test_features")
-    test_labels = check_labels(test_labels, len(test_features), "test_labels").to(test_features.device)
-    if int(test_labels.max()) >= num_classes:
-        raise UserError(f"test_labels hold {int(test_labels.max())}, but num_classes={num_classes}.")
-    batch_size = linear_protocol(protocol).batch_size if batch_size is None else batch_size
-    check_positive(batch_size=batch_size)
-
-    def checked(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for features, labels in epoch_batches(epoch):
-            yield features, _check_batch(features, labels, test_features.shape[1], num_classes)
-
-    return _train(checked, test_features, test_labels, num_classes, rates, epochs, batch_size, protocol, seed)
-
-
-class StackedHeads:
-    """R linear heads over the same features: one product forward, one back, then each head's own step.
-
-    All heads begin at the same weights, so that what a rate reaches does not depend on its company.
-    """
-
-    def __init__(
-        self, rates: int, dim: int, num_classes: int, seed: int, larc: bool, device: torch.device
-    ) -> None:
-        with seeding.seeded(seeding.key(seed, "linear head")):
-            weight = torch.empty(num_classes, dim).normal_(std=0.01)
-        self.weight = weight.to(device).repeat(rates, 1, 1)  # (R, C, D)
-        self.bias = torch.zeros(rates, num_classes, device=device)  # (R, C)
-        self.larc = larc
-        self._velocity = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
-
-    def logits(self, features: Tensor) -> Tensor:
-        """(B, D) features to (R, C, B) logits: images innermost, so that a softmax over classes is fast."""
-        flat = torch.addmm(self.bias.view(-1, 1), self.weight.flatten(0, 1), features.T)
-        return flat.view(*self.bias.shape, len(features))
-
-    def step(self, features: Tensor, labels: Tensor, lr: Tensor) -> None:
-        """One SGD step of every head on the batch's mean cross-entropy; `lr` is one rate per head, (R,)."""
-        # The gradient of the logits in closed form: (softmax - one-hot) / B.
-        error = torch.softmax(self.logits(features), dim=1)  # (R, C, B)
-        places = labels.expand(len(lr), 1, -1)
-        error.scatter_add_(1, places, error.new_tensor(-1.0).expand_as(places))
-        error = error.div_(len(labels)).flatten(0, 1)  # (R * C, B)
-        gradients = [(error @ features).view_as(self.weight), error.sum(dim=1).view_as(self.bias)]
-        for value, gradient, velocity in zip(
-            (self.weight, self.bias), gradients, self._velocity, strict=True
-        ):
-            if self.larc:
-                gradient *= _per_head(larc_scale(value, gradient), gradient)
-            velocity.mul_(0.9).add_(gradient)
-            value.addcmul_(velocity, _per_head(lr, velocity), value=-1)
-
-
-def larc_scale(value: Tensor, gradient: Tensor, trust: float = 0.001) -> Tensor:
-    """LARC without clipping: trust * |w| / |g| for each of R stacked tensors, shape (R,).
-
-    Where either norm is 0 (a bias at its start) the gradient stays as it is, as in apex, which SimSiam used.
-    """
-    norm = torch.linalg.vector_norm(value.flatten(1), dim=1)
-    slope = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
-    return torch.where((norm != 0) & (slope != 0), trust * norm / (slope + 1e-8), 1.0)
-
-
-def _train(
-    epoch_batches: Callable[[int], Batches],
-    test: Tensor,
-    test_labels: Tensor,
-    num_classes: int,
-    rates: Sequence[float] | None,
-    epochs: int | None,
-    batch_size: int,
-    protocol: str,
-    seed: int,
-) -> LinearResult:
-    published = linear_protocol(protocol)
-    rates = (published.rate,) if rates is None else tuple(float(rate) for rate in rates)
-    epochs = published.epochs if epochs is None else epochs
-    check_positive(epochs=epochs, num_classes=num_classes, rates=min(rates, default=0))
-    heads = StackedHeads(len(rates), test.shape[1], num_classes, seed, published.larc, test.device)
-    peak = torch.tensor(rates, device=test.device) * batch_size / 256
-    top1, top5 = [], []
-    for epoch in range(epochs):
-        lr = peak * (0.5 * (1 + math.cos(math.pi * epoch / epochs)))
-        seen = 0
-        for features, labels in epoch_batches(epoch):
-            heads.step(features.to(test.device, torch.float32), labels.to(test.device), lr)
-            seen += len(labels)
-        if not seen:
-            raise UserError(f"Epoch {epoch} of the linear probe has no images. Check the training split.")
-        right, among_five = _accuracy(heads, test, test_labels)
-        top1.append(right)
-        top5.append(among_five)
-    return LinearResult(protocol, rates, tuple(top1), tuple(top5))
-
-
-def _accuracy(
-    heads: StackedHeads, features: Tensor, labels: Tensor
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Percent right per head, and percent among the five likeliest classes.
-
-    Logits that are not finite are never right: a rate that diverged scores 0.
-    """
-    hits = torch.zeros(2, len(heads.bias), dtype=torch.int64, device=features.device)
-    step = max(1, _LOGITS // heads.bias.numel())
-    for start in range(0, len(features), step):
-        some = labels[start : start + step]
-        logits = heads.logits(features[start : start + step].float())  # (R, C, B)
-        best, guess = logits.max(dim=1)  # (R, B)
-        finite = torch.isfinite(best)
-        own = logits.gather(1, some.expand(len(logits), 1, -1))  # (R, 1, B)
-        hits[0] += ((guess == some) & finite).sum(dim=1)
-        hits[1] += (((logits > own).sum(dim=1) < 5) & finite).sum(dim=1)
-    right, among_five = (hits.double() * 100 / len(features)).tolist()
-    return tuple(right), tuple(among_five)
-
-
-def _per_head(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(-1, *[1] * (like.ndim - 1))
-
-
-def _check_batch(features: Tensor, labels: Tensor, dim: int, num_classes: int) -> Tensor:
-    """One batch of a stream, for a head of `num_classes` over width `dim`; returns the labels as int64."""
-    features = check_features(features, "a training batch")
-    if features.shape[1] != dim:
-        raise UserError(
-            f"A training batch is {features.shape[1]} wide and test_features {dim}. Use one backbone."
-        )
-    labels = check_labels(labels, len(features), "the labels of a training batch")
-    if int(labels.max()) >= num_classes:
-        raise UserError(f"A training batch holds label {int(labels.max())}, but num_classes={num_classes}.")
-    return labels
-
-
-# ---- the evaluation ----
 
 
 @EVALUATIONS.register("linear")
@@ -354,77 +47,133 @@ class Linear(LinearOptions, Evaluation):
     def run(self, extractor: Extractor) -> Report:
         if self.batch_size is not None:
             at_least("batch_size", self.batch_size, 1)
-        quick = pick_mode(self.quick, self.augmented, extractor.small)
-        mode = "quick" if quick else "augmented"
+        encoder = extractor.encoder
+        mode = "quick" if pick_mode(self.quick, self.augmented, extractor.small) else "augmented"
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
         published = linear_protocol(protocol)
+        rates = self._rates(published_rate(published, encoder.backbone))
         split = extractor.open_split(self)
-        transform = extractor.encoder.transform
-        transform = transform.bilinear() if published.bilinear else transform
+        transform = encoder.transform.bilinear() if published.bilinear else encoder.transform
         features = extractor.split_features(split, transform, published.features)
-        usual, readable = published.batch_size, len(features.train_labels)
-        if readable < _SMALL_TRAINING_SET:
-            usual = min(256, readable)
+        train, labels = features.train.values, features.train_labels
+        small = len(labels) < _SMALL_TRAINING_SET
+        usual = min(256, len(labels)) if small else published.batch_size
         batch_size = self.batch_size or usual
-        test = (features.test.values, features.test_labels)
-        probe: Callable[..., LinearResult]
-        if quick:
-            probe = partial(linear_probe, features.train.values, features.train_labels, *test)
+
+        def probe(rows: Tensor, test: Tensor, test_labels: Tensor, rates: Sequence[float]) -> LinearResult:
+            """Heads trained on these rows of the training images, and scored on `test` after every epoch."""
+            settings: dict[str, Any] = {
+                "rates": rates,
+                "epochs": self.epochs,
+                "batch_size": batch_size if len(rows) == len(labels) else min(batch_size, len(rows)),
+                "protocol": protocol,
+                "seed": extractor.seed,
+            }
+            if mode == "quick":
+                return linear_probe(train[rows], labels[rows], test, test_labels, **settings)
+            images = Subset(split.train, features.train.ids[rows])
+            batches = augmented_batches(
+                extractor, images, labels[rows], transform, published.features, settings["batch_size"]
+            )
+            classes = len(split.train.classes)
+            return linear_probe_stream(batches, test, test_labels, num_classes=classes, **settings)
+
+        tried = None
+        if len(rates) > 1:
+            rest, held = hold_out(labels, len(labels), extractor.seed, "Name one rate: --rates RATE.")
+            extractor.say(
+                f"A sweep of {len(rates)} rates: they are scored on {len(held):,} of the {len(labels):,} training "
+                f"images, which are held out, and the best one then learns from all."
+            )
+            tried = probe(rest, train[held], labels[held], rates)
+            rates = (tried.last.rate,)
+        result = probe(torch.arange(len(labels)), features.test.values, features.test_labels, rates)
+        best, last = result.best, result.last
+        metrics: dict[str, Any] = {"rate": last.rate, "top1_last": last.top1, "top5_last": last.top5}
+        if tried is not None:
+            choice = "swept rate"
+            held_out = [score.top1 for score in tried.last_epochs()]
+            metrics |= {"rates": list(tried.rates), "held_out_top1_by_rate": held_out}
         else:
-            images, labels = Subset(split.train, features.train.ids), features.train_labels
-            batches = augmented_batches(extractor, images, labels, transform, published.features, batch_size)
-            probe = partial(linear_probe_stream, batches, *test, num_classes=len(split.train.classes))
-        settings: dict[str, Any] = {"epochs": self.epochs, "protocol": protocol, "seed": extractor.seed}
-        result = self._sweep(partial(probe, batch_size=batch_size, **settings), extractor)
-        epochs, size = len(result.top1), extractor.encoder.transform.size
+            choice = "published rate" if self.rates is None else f"rate={last.rate:g}"
+            metrics |= {"top1_best": best.top1, "top5_best": best.top5, "best_epoch": best.epoch}
         line = extractor.result(
             "linear",
-            result.best.top1,
+            best.top1 if tried is None else last.top1,
             setting=with_changes(
-                f"{protocol}, {mode}",
-                epochs=(epochs, published.epochs),
+                f"{protocol}, {mode}, {choice}",
+                epochs=(len(result.top1), published.epochs),
                 batch=(batch_size, usual),
-                rates=(tuple(self.rates), SWEEP),
-                size=(size, extractor.encoder.usual_size),
+                rates=(SWEEP if tried is None else tried.rates, SWEEP),
+                size=(encoder.transform.size, encoder.usual_size),
             ),
-            metrics={
-                "top1_best": result.best.top1,
-                "top5_best": result.best.top5,
-                "best_rate": result.best.rate,
-                "best_epoch": result.best.epoch,
-                "top1_last": result.last.top1,
-                "top5_last": result.last.top5,
-                "last_rate": result.last.rate,
-                "rates": list(result.rates),
-                "top1_best_by_rate": [score.top1 for score in result.best_epochs()],
-                "top1_last_by_rate": [score.top1 for score in result.last_epochs()],
-            },
+            metrics=metrics,
             data=split,
             settings={
                 "protocol": protocol,
                 "mode": mode,
-                "epochs": epochs,
+                "rate": choice,
+                "epochs": len(result.top1),
                 "batch_size": batch_size,
-                "size": size,
+                "size": encoder.transform.size,
             },
         )
-        title = extractor.title(f"Linear ({protocol}, {mode})", split)
-        return Report(results=(line,), title=title, table=_table(result), sentences=_sentences(result))
+        title = extractor.title(f"Linear ({protocol}, {mode}, {choice})", split)
+        sentences = _sentences(tried, last.rate, is_published=self.rates is None, small=small)
+        return Report(results=(line,), title=title, table=_table(result, tried), sentences=sentences)
 
-    def _sweep(self, probe: Callable[..., LinearResult], extractor: Extractor) -> LinearResult:
-        """All rates at once. Where the best is at the edge, the next rates beyond it are trained too, in one go: with
-        an encoder in the loop several rates cost no more than one.
-        """
-        result = probe(rates=self.rates)
-        further = result.further_rates()
-        if further:
-            tried = ", ".join(f"{rate:g}" for rate in further)
-            extractor.say(
-                f"The best rate, {result.best.rate:g}, is at the edge of the sweep, which goes on with {tried}, as "
-                f"far as they are better."
-            )
-            result = result.going_on(probe(rates=further))
-        return result
+    def _rates(self, published: float) -> tuple[float, ...]:
+        """The one rate to train at, or those to choose from."""
+        if not self.sweep:
+            return self.rates or (published,)
+        if self.rates is not None and len(self.rates) < 2:
+            raise UserError("--sweep chooses between rates: name several with --rates, or none for its own.")
+        return self.rates or SWEEP
+
+
+def published_rate(protocol: LinearProtocol, backbone: Backbone) -> float:
+    """The one rate of a protocol for this encoder: DINO has one for ViTs and one, a ResNet-50's, for other nets."""
+    if protocol.conv_rate is None or isinstance(backbone.net, VisionTransformer):
+        return protocol.rate
+    return protocol.conv_rate
+
+
+def _table(result: LinearResult, tried: LinearResult | None) -> Table:
+    """What a sweep tried, on held-out images; then the rate on the test images, the figure to report in bold."""
+    rows = [("held out", score, "") for score in tried.last_epochs()] if tried else []
+    rows += [("test, last epoch", result.last, "bold")] if tried else []
+    rows += (
+        [] if tried else [("test, best epoch", result.best, "bold"), ("test, last epoch", result.last, "")]
+    )
+    table = Table("images", box=None, padding=(0, 2))
+    for heading in ("rate", "epoch", "top-1", "top-5"):
+        table.add_column(heading, justify="right")
+    for images, score, style in rows:
+        figures = (f"{score.rate:g}", str(score.epoch), f"{score.top1:.2f}", f"{score.top5:.2f}")
+        table.add_row(images, *figures, style=style)
+    return table
+
+
+def _sentences(
+    tried: LinearResult | None, rate: float, *, is_published: bool, small: bool
+) -> tuple[str, ...]:
+    """Whose rate it is, and what was chosen on which images."""
+    if tried is not None:
+        chosen = (
+            f"The rate, {rate:g} per 256 images, was chosen on held-out training images, and nothing on the test "
+            f"images."
+        )
+        edge = "It is at the edge of the sweep: try further --rates."
+        return (chosen, edge) if rate in (min(tried.rates), max(tried.rates)) else (chosen,)
+    whose = "the published one" if is_published else "that of --rates"
+    said = (
+        f"The rate, {rate:g} per 256 images, is {whose}. The best epoch is as published: on the test images."
+    )
+    hint = (
+        f"A published rate is made for a million images, and often too low for fewer than {_SMALL_TRAINING_SET:,}: "
+        f"--sweep chooses one on held-out training images."
+    )
+    return (said, hint) if small and is_published else (said,)
 
 
 def augmented_batches(
@@ -478,27 +227,3 @@ def protocol_of(extractor: Extractor) -> str:
         )
         return FALLBACK
     return str(METHODS[method].linear_protocol)
-
-
-def _table(result: LinearResult) -> Table:
-    table = Table(box=None, padding=(0, 2))
-    for heading in ("rate", "best top-1", "top-5", "epoch", "last top-1", "top-5"):
-        table.add_column(heading, justify="right")
-    for best, last in zip(result.best_epochs(), result.last_epochs(), strict=True):
-        cells = [f"{best.rate:g}", f"{best.top1:.2f}", f"{best.top5:.2f}", str(best.epoch)]
-        style = "bold" if best.rate == result.best.rate else ""
-        table.add_row(*cells, f"{last.top1:.2f}", f"{last.top5:.2f}", style=style)
-    return table
-
-
-def _sentences(result: LinearResult) -> tuple[str | Text, ...]:
-    best, last = result.best, result.last
-    scores = Text.assemble(
-        "Best epoch of the best rate, as published: ",
-        (f"{best.top1:.2f}", "bold"),
-        f" (top-5 {best.top5:.2f})   last epoch: ",
-        (f"{last.top1:.2f}", "bold"),
-        f" (top-5 {last.top5:.2f})   (both chosen on the test images)",
-    )
-    edge = f"The best rate, {best.rate:g}, is still at the sweep's edge: try further --rates."
-    return (scores, edge) if result.further_rates() else (scores,)

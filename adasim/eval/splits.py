@@ -142,12 +142,12 @@ def _open_test(test: Source, train: Source, size: int, masks: bool, exclude: Pat
         return _open(test, "train", size, masks, exclude)
 
 
-def hold_out(labels: Tensor | None, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def hold_out(
+    labels: Tensor | None, count: int, seed: int, way_out: str = "Name test images with --test."
+) -> tuple[Tensor, Tensor]:
     """Ids of four fifths and one fifth of the images, class by class; a class below five images only trains."""
     if count < _TEST_SHARE:
-        raise UserError(
-            f"{count} images are too few to hold a fifth of them out. Name test images with --test."
-        )
+        raise UserError(f"{count} images are too few to hold a fifth of them out. {way_out}")
     order = seeding.permutation(seed, "held out", 0, count)
     groups = torch.zeros(count, dtype=torch.int64) if labels is None else labels
     held = torch.zeros(count, dtype=torch.bool)
@@ -155,9 +155,7 @@ def hold_out(labels: Tensor | None, count: int, seed: int) -> tuple[Tensor, Tens
         members = order[groups[order] == group]
         held[members[: len(members) // _TEST_SHARE]] = True
     if not held.any():
-        raise UserError(
-            "Every class has fewer than five images, too few to hold one out. Name test images with --test."
-        )
+        raise UserError(f"Every class has fewer than five images, too few to hold one out. {way_out}")
     return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
 
 

@@ -100,7 +100,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
         except NonFiniteLossError as error:  # a result, too
             line["failed"] = str(error)
     if "failed" not in line:
-        line |= measure(out, bench, bench.with_name("train.npz"))
+        line |= measure(out, bench)
     line["collapse"] = collapse_of(log)
     line["curves"] = curves(out)
     line["cpu_seconds"], line["resumed"] = round(time.process_time() - used), resumed
@@ -123,17 +123,15 @@ def collapse_of(log: Path) -> list[str]:
     return [line for line in log.read_text().splitlines() if line.startswith(BEGINNINGS)]
 
 
-def measure(out: Path, bench: Path, train: Path) -> dict[str, Any]:
+def measure(out: Path, bench: Path) -> dict[str, Any]:
     """k-NN (k = 20) and linear accuracy on the test images, the training images being the bank.
 
     The linear layer's rate is the one that does best, at its last epoch, on a fifth of the training images; it is
     then trained on all of them and its last epoch counts: nothing is chosen on the test images.
     """
     knn = adasim.evaluate(out, "knn", data=str(bench), k=(20,), workers=0, save=False)
-    chosen = adasim.evaluate(out, "linear", data=str(train), workers=0, save=False).metrics
-    rate = chosen["last_rate"]
-    linear = adasim.evaluate(out, "linear", data=str(bench), rates=(rate,), workers=0, save=False).metrics
-    return {"knn": knn.value, "linear": linear["top1_last"], "linear_rate": rate}
+    linear = adasim.evaluate(out, "linear", data=str(bench), sweep=True, workers=0, save=False).metrics
+    return {"knn": knn.value, "linear": linear["top1_last"], "linear_rate": linear["rate"]}
 
 
 def curves(out: Path) -> dict[str, list[Any]]:

@@ -31,7 +31,7 @@ ADASIM = f"{shlex.quote(sys.executable)} -m adasim"
 def commands(
     cell: Cell, data: Path, out: Path, launch: str = ADASIM, *, anew: bool = False
 ) -> list[list[str]]:
-    """Pretrain, or go on with it unless `anew`; then k-NN and linear, as published.
+    """Pretrain, or go on with it unless `anew`; then k-NN and linear, as published (one rate, the best epoch).
 
     >>> one = Cell("dino-vit", "adasim:k=5", 0)
     >>> print(*commands(one, Path("in1k"), Path("out"), "torchrun -m adasim")[0])

@@ -22,7 +22,8 @@ from adasim.eval.encoder import open_encoder
 from adasim.eval.evaluation import Extractor
 from adasim.eval.features import FeatureCache, extract
 from adasim.eval.fewshot import Fewshot
-from adasim.eval.linear import LINEAR_PROTOCOLS, linear_probe, protocol_of
+from adasim.eval.linear import protocol_of
+from adasim.eval.probe import LINEAR_PROTOCOLS, linear_probe
 from adasim.eval.segmentation import _PUBLISHED, Segmentation
 from adasim.eval.splits import Split, match_test_labels, open_all, open_split
 from adasim.registry import EVALUATIONS, METHODS, load_plugin
@@ -251,7 +252,7 @@ def test_a_protocol_of_ones_own_is_an_entry_of_the_dictionary(
     mine = replace(LINEAR_PROTOCOLS["dino"], rate=0.5, epochs=2, features="pooled")
     monkeypatch.setitem(LINEAR_PROTOCOLS, "mine", mine)
     run = make_run(model="vit_mini", method="dino")
-    report = adasim.evaluate(run, "linear", protocol="mine", rates=(0.5,))
+    report = adasim.evaluate(run, "linear", protocol="mine")
     sets = [open_images("synthetic:320", size=16, split=split) for split in ("train", "test")]
     transform = open_encoder(run).transform
     features = [extract(adasim.load_backbone(run), images, transform) for images in sets]

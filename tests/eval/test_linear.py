@@ -1,16 +1,21 @@
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+import adasim
 from adasim.config import ViewsConfig
-from adasim.data import BatchedViews, synthetic
-from adasim.eval import LinearResult, linear_probe, linear_probe_stream
+from adasim.data import ArrayImages, BatchedViews, open_images, synthetic
+from adasim.eval import LinearResult, extract, linear_probe, linear_probe_stream
 from adasim.eval.encoder import Encoder
 from adasim.eval.evaluation import Extractor
-from adasim.eval.linear import StackedHeads, augmented_batches, larc_scale
+from adasim.eval.linear import augmented_batches
+from adasim.eval.probe import StackedHeads, larc_scale
+from adasim.eval.splits import hold_out
 from adasim.models import Backbone, EvalTransform
 from adasim.util.errors import UserError
 
@@ -156,11 +161,10 @@ def test_an_omitted_setting_is_the_published_one():
         assert len(result.top1) == epochs
 
 
-def test_best_and_last_epochs_are_reported_per_rate():
+def test_best_and_last_epochs():
     top1 = ((50.0, 20.0), (70.0, 65.0), (60.0, 68.0))
     top5 = ((80.0, 50.0), (91.0, 95.0), (94.0, 96.0))
     result = LinearResult("dino", (0.1, 1.0), top1, top5)
-    assert result.best_epochs() == ((70.0, 0.1, 2, 91.0), (68.0, 1.0, 3, 96.0))
     assert result.last_epochs() == ((60.0, 0.1, 3, 94.0), (68.0, 1.0, 3, 96.0))
     assert result.best == (70.0, 0.1, 2, 91.0)
     assert result.last == (68.0, 1.0, 3, 96.0)
@@ -182,34 +186,6 @@ def test_top_5_counts_the_five_likeliest_classes():
     assert result.top5[-1][1] == 0  # a rate that diverged
     few = linear_probe(train, train_labels % 3, test, test_labels % 3, rates=[0.1], epochs=1, batch_size=50)
     assert few.top5[-1][0] == 100
-
-
-@pytest.mark.parametrize(
-    ("rates", "top1", "further"),
-    [
-        ((0.1, 0.3, 1.0, 3.0), (50, 60, 70, 80), (10, 30, 100)),
-        ((1e-4, 3e-4, 1e-3), (70, 60, 50), (3e-5, 1e-5, 3e-6)),
-        ((0.3, 3.0, 1.0), (60, 80, 70), (10, 30, 100)),  # in any order
-        ((0.1, 0.2), (10, 20), (0.4, 0.8, 1.6)),
-        ((0.1, 0.3, 1.0), (50, 60, 50), ()),
-        ((0.1, 0.3, 1.0), (60, 60, 60), ()),
-        ((0.1, 0.3, 1.0), (50, 60, 60), ()),  # a plateau: nothing more is to be had
-        ((0.1,), (50,), ()),
-    ],
-)
-def test_a_sweep_goes_on_beyond_the_edge_where_its_best_rate_is(rates, top1, further):
-    result = LinearResult("dino", rates, (top1,), (top1,))
-    assert result.further_rates() == further
-
-
-def test_a_sweep_that_goes_on_stops_where_it_gets_no_better():
-    first = LinearResult("dino", (1.0, 3.0), ((1, 2), (3, 4)), ((10, 20), (30, 40)))
-    more = LinearResult("dino", (10.0, 30.0, 100.0), ((5, 6, 9), (7, 7, 9)), ((50, 60, 90), (70, 80, 90)))
-    assert first.going_on(more) == LinearResult(
-        "dino", (1.0, 3.0, 10.0, 30.0), ((1, 2, 5, 6), (3, 4, 7, 7)), ((10, 20, 50, 60), (30, 40, 70, 80))
-    )
-    less = LinearResult("dino", (0.3, 0.1, 0.03), ((0, 9, 9), (0, 9, 9)), ((0, 9, 9), (0, 9, 9)))
-    assert first.going_on(less).rates == (0.3, 1.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -261,3 +237,79 @@ def test_augmented_batches_are_crops_of_8_to_100_percent_and_flips_with_their_ow
         assert len(made) == 2
         for features, labels in made:
             assert torch.equal(features, views(images.images[labels], 1, 3, epoch, labels).flatten(1))
+
+
+# `adasim eval linear`
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "rate"),
+    [("vit_mini", "dino", 0.001), ("resnet_tiny", "dino", 0.03), ("resnet_tiny", "simsiam", 0.1)],
+)
+def test_the_rate_is_the_published_one_of_method_and_architecture(
+    make_run: MakeRun, model: str, method: str, rate: float
+) -> None:
+    run = make_run(model=model, method=method, source="synthetic:64")
+    report = adasim.evaluate(run, "linear", epochs=2)
+    assert report.metrics["rate"] == rate
+    assert report.value == report.metrics["top1_best"]
+    assert report.results[0].setting == f"{method}, quick, published rate, epochs=2"
+    assert f"The rate, {rate:g} per 256 images, is the published one" in str(report)
+    # An encoder without its run: DINO's protocol, by the architecture.
+    foreign = adasim.evaluate(adasim.load_backbone(run), "linear", data="synthetic:64", epochs=1)
+    assert foreign.metrics["rate"] == (0.001 if model == "vit_mini" else 0.03)
+
+
+@pytest.mark.parametrize("mode", ["quick", "augmented"])
+def test_a_sweep_chooses_on_held_out_training_images_whatever_the_test_labels(
+    make_run: MakeRun, mode: str
+) -> None:
+    run = make_run(source="synthetic:320")
+    train, test = (open_images("synthetic:320", size=16, split=split) for split in ("train", "test"))
+    assert test.labels is not None
+    wrong = ArrayImages("wrong", test.as_array(), test.labels.roll(1), classes=test.classes)  # type: ignore[arg-type]
+    epochs = 10 if mode == "quick" else 2
+    settings: dict[str, Any] = {
+        "rates": (1e-4, 1, 100),
+        "epochs": epochs,
+        "batch_size": 32,
+        "protocol": "dino",
+    }
+    options: dict[str, Any] = settings | {"save": False, mode: True}
+    reports = [adasim.evaluate(run, "linear", train=train, test=one, **options) for one in (test, wrong)]
+    one, other = (report.metrics for report in reports)
+    assert one["top1_last"] != other["top1_last"]
+    assert "top1_best" not in one
+    for name in ("rate", "rates", "held_out_top1_by_rate"):
+        assert one[name] == other[name]
+    best = max(range(3), key=lambda i: one["held_out_top1_by_rate"][i])
+    assert one["rate"] == options["rates"][best]
+    assert reports[0].value == one["top1_last"]
+    assert (
+        reports[0].results[0].setting
+        == f"dino, {mode}, swept rate, epochs={epochs}, batch=32, rates=0.0001 1 100"
+    )
+    assert "chosen on held-out training images" in str(reports[0])
+    # The rate then learns from all training images, as it would have alone.
+    alone = adasim.evaluate(run, "linear", train=train, test=test, **options | {"rates": one["rate"]})
+    assert alone.metrics["top1_last"] == one["top1_last"]
+    if mode == "quick":
+        backbone = adasim.load_backbone(run)
+        features = extract(backbone, train, backbone.transform)
+        labels = train.labels
+        assert labels is not None
+        rest, held = hold_out(labels, 320, 0)
+        tried = linear_probe(features[rest], labels[rest], features[held], labels[held], **settings)
+        assert [score.top1 for score in tried.last_epochs()] == one["held_out_top1_by_rate"]
+
+
+def test_a_sweep_of_one_rate_is_refused_and_its_edge_is_told(make_run: MakeRun) -> None:
+    run = make_run()
+    with pytest.raises(UserError, match="name several with --rates"):
+        adasim.evaluate(run, "linear", sweep=True, rates=0.1)
+    with pytest.raises(UserError, match=r"fewer than five images, too few .* Name one rate"):
+        adasim.evaluate(run, "linear", sweep=True, data="synthetic:64")
+    report = adasim.evaluate(run, "linear", sweep=True, rates=(1e-9, 1e-8), epochs=1)
+    assert "at the edge of the sweep" in str(report)
