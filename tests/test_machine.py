@@ -63,13 +63,15 @@ def test_the_demo_says_when_others_use_the_cores(capsys: pytest.CaptureFixture[s
     assert "will take longer" in shown
 
 
-def test_what_this_process_computes_is_not_counted_as_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
-    used, own = iter([100.0, 104.0]), iter([10.0, 11.0])
+def test_what_this_process_and_its_children_compute_is_not_counted_as_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used, own = iter([100.0, 104.0]), iter([(9.0, 1.0, 0.0, 0.0, 0.0), (9.2, 1.2, 0.5, 0.1, 0.0)])
     clock = iter([0.0, 2.0])
     monkeypatch.setattr(machine, "_used", lambda: next(used))
-    monkeypatch.setattr(time, "process_time", lambda: next(own))
+    monkeypatch.setattr(os, "times", lambda: next(own))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    assert machine.OtherProcesses().cores() == (4 - 1) / 2
+    assert machine.OtherProcesses().cores() == pytest.approx((4 - 1) / 2)
 
 
 def test_the_machines_busy_seconds_are_read_and_grow() -> None:

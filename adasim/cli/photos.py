@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import getdoc
@@ -28,6 +29,8 @@ from adasim.recipes import get_recipe
 from adasim.runs.access import began_here, check_out, restarted
 from adasim.util import terminal
 from adasim.util.errors import UserError
+from adasim.util.machine import OtherProcesses
+from adasim.util.units import duration
 
 
 @dataclass(kw_only=True)
@@ -88,8 +91,23 @@ def photos(arguments: Sequence[str]) -> None:
         console.print(told, soft_wrap=True)
     if not asked.yes and not agreed(console.input):
         return console.print("Nothing was started.")
+    others, began = OtherProcesses(), time.monotonic()
     run(proposal.config, asked.out, overwrite=asked.overwrite)
+    if told := overrun(time.monotonic() - began, proposal.seconds, others.cores()):
+        console.print(told, soft_wrap=True)
     finish(asked.out, curves=asked.curves, compare=asked.compare)
+
+
+def overrun(took: float, planned: float, used: float) -> str | None:
+    """A sentence on a run that took over a quarter longer than planned (seconds), while others used so many cores.
+
+    >>> overrun(5400, 3600, 1.26)
+    'The run took 1:30:00 instead of 1:00:00; other processes used 1.3 of the machine\'s cores meanwhile.'
+    """
+    if took <= 1.25 * planned:
+        return None
+    others = f"; other processes used {used:.1f} of the machine's cores meanwhile" if used > 0.25 else ""
+    return f"The run took {duration(took)} instead of {duration(planned)}{others}."
 
 
 def agreed(ask: Callable[[str], str]) -> bool:

@@ -116,17 +116,23 @@ def spin_briefly() -> None:
 
 
 class OtherProcesses:
-    """How many cores all other processes of the machine have used since this was made."""
+    """How many cores all other processes of the machine have used since this was made. Children that still run are
+    such others, too."""
 
     def __init__(self) -> None:
-        self._began, self._own, self._all = time.monotonic(), time.process_time(), _used()
+        self._began, self._own, self._all = time.monotonic(), _own(), _used()
 
     def cores(self) -> float:
         """On average; 0 where the system does not say, or before there is enough to tell."""
         now, seconds = _used(), time.monotonic() - self._began
         if now is None or self._all is None or seconds < _SHORTEST:
             return 0.0
-        return max(0.0, now - self._all - (time.process_time() - self._own)) / seconds
+        return max(0.0, now - self._all - (_own() - self._own)) / seconds
+
+
+def _own() -> float:
+    """Seconds of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _used() -> float | None:
