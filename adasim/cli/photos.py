@@ -102,7 +102,7 @@ def overrun(took: float, planned: float, used: float) -> str | None:
     """A sentence on a run that took over a quarter longer than planned (seconds), while others used so many cores.
 
     >>> overrun(5400, 3600, 1.26)
-    'The run took 1:30:00 instead of 1:00:00; other processes used 1.3 of the machine\'s cores meanwhile.'
+    "The run took 1:30:00 instead of 1:00:00; other processes used 1.3 of the machine's cores meanwhile."
     """
     if took <= 1.25 * planned:
         return None
