@@ -76,6 +76,8 @@ class ViewsConfig:
     """Probability of a blur of view 1, of view 2 and of a local view."""
     solarize_p: Annotated[tuple[float, float], FIXED] = (0.0, 0.2)
     """Probability of a solarisation of view 1 and of view 2."""
+    flip: float = 0.5
+    """How often a view is mirrored; 0 where left and right matter, as in text."""
     color: float = 1.0
     """Strength of the colour jitter and greyscale; 0 switches both off."""
     blur: float = 1.0
@@ -102,7 +104,7 @@ class ViewsConfig:
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:
                 raise UserError(f"views.{name}={low, high} must satisfy 0 < low <= high <= 1.")
-        for name in ("color", "blur", "solarize"):
+        for name in ("flip", "color", "blur", "solarize"):
             between(f"views.{name}", getattr(self, name), 0, 1)
         for name in ("blur_p", "solarize_p"):
             for value in getattr(self, name):

@@ -84,11 +84,15 @@ class LinearOptions(Sources):
     summary: ClassVar[str] = "accuracy of a linear layer: DINO's or SimSiam's protocol"
 
     protocol: Annotated[str, tyro.conf.arg(metavar="{auto,dino,simsiam}")] = "auto"
-    """Whose: SGD over the last blocks' CLS (dino), or LARC over the pooled feature (simsiam). The run's own."""
+    """Whose: SGD over the last blocks' CLS (dino), or LARS over the pooled feature (simsiam). The run's own."""
+    optimizer: Literal["auto", "sgd", "lars"] = "auto"
+    """Another optimiser than the protocol's; only SimSiam publishes a rate for it (sgd: 30)."""
     quick: Flag = False
     """Train on cached features without augmentation; the default up to 64 pixels."""
     augmented: Flag = False
     """Crop and flip the training images anew in every epoch, as published; the default above 64 pixels."""
+    flip: float = 0.5
+    """How often --augmented mirrors a training image; 0 where left and right matter, as in text."""
     rates: tuple[float, ...] | None = None
     """Learning rate per 256 images. By default the published one: 0.001 for a ViT and 0.03 for other nets (dino), 0.1
     (simsiam). Several are a sweep."""
@@ -137,6 +141,8 @@ class SegmentationOptions(Sources):
     """Make patch features once, without augmentation, for 10 epochs; the default up to 64 pixels."""
     augmented: Flag = False
     """Flip, turn and scale the training images anew in each of 60 epochs; the default above 64 pixels."""
+    flip: float = 0.5
+    """How often --augmented mirrors a training image."""
     epochs: int | None = None
     batch_size: int | None = None
     """16 by default, 64 in quick mode."""

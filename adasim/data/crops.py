@@ -42,6 +42,7 @@ class ViewSettings:
     interpolation: Literal["bilinear", "bicubic"]
     jitter: tuple[float, float, float, float]
     """Ranges of brightness, contrast, saturation and hue."""
+    flip_p: float
     jitter_p: float
     grey_p: float
     blur_p: float
@@ -57,6 +58,7 @@ class ViewSettings:
             scale=config.local_scale if local else config.scale,
             interpolation=config.interpolation,
             jitter=(brightness, contrast, saturation, hue),
+            flip_p=config.flip,
             jitter_p=0.8 if config.color else 0.0,
             grey_p=0.2 * config.color,
             blur_p=config.blur_p[min(view, 3) - 1] * config.blur,
@@ -108,7 +110,7 @@ def draw_changes(settings: ViewSettings, uniforms: Tensor) -> Changes:
     ranges = torch.tensor(settings.jitter, dtype=torch.float64)
     neutral = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     return Changes(
-        flip=u["flip"][:, 0] < 0.5,
+        flip=u["flip"][:, 0] < settings.flip_p,
         jitter=jitter < settings.jitter_p,
         factors=neutral + ranges * (2 * u["jitter"] - 1),
         order=u["order"].argsort(1),

@@ -28,11 +28,11 @@ from adasim.eval.probe import (
     linear_protocol,
 )
 from adasim.eval.splits import hold_out
-from adasim.models import Backbone, EvalTransform
+from adasim.models import EvalTransform
 from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS
 from adasim.util.errors import UserError
-from adasim.util.fields import at_least
+from adasim.util.fields import at_least, between
 
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""
@@ -47,11 +47,12 @@ class Linear(LinearOptions, Evaluation):
     def run(self, extractor: Extractor) -> Report:
         if self.batch_size is not None:
             at_least("batch_size", self.batch_size, 1)
+        between("flip", self.flip, 0, 1)
         encoder = extractor.encoder
         mode = "quick" if pick_mode(self.quick, self.augmented, extractor.small) else "augmented"
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
-        published = linear_protocol(protocol)
-        rates = self._rates(published_rate(published, encoder.backbone))
+        published = linear_protocol(protocol, self.optimizer)
+        rates = self._rates(published, is_vit=isinstance(encoder.backbone.net, VisionTransformer))
         split = extractor.open_split(self)
         transform = encoder.transform.bilinear() if published.bilinear else encoder.transform
         features = extractor.split_features(split, transform, published.features)
@@ -67,13 +68,15 @@ class Linear(LinearOptions, Evaluation):
                 "epochs": self.epochs,
                 "batch_size": batch_size if len(rows) == len(labels) else min(batch_size, len(rows)),
                 "protocol": protocol,
+                "optimizer": self.optimizer,
                 "seed": extractor.seed,
             }
             if mode == "quick":
                 return linear_probe(train[rows], labels[rows], test, test_labels, **settings)
             images = Subset(split.train, features.train.ids[rows])
+            views = linear_views(transform, self.flip)
             batches = augmented_batches(
-                extractor, images, labels[rows], transform, published.features, settings["batch_size"]
+                extractor, images, labels[rows], views, published.features, settings["batch_size"]
             )
             classes = len(split.train.classes)
             return linear_probe_stream(batches, test, test_labels, num_classes=classes, **settings)
@@ -104,6 +107,8 @@ class Linear(LinearOptions, Evaluation):
                 f"{protocol}, {mode}, {choice}",
                 epochs=(len(result.top1), published.epochs),
                 batch=(batch_size, usual),
+                optimizer=(published.optimizer, linear_protocol(protocol).optimizer),
+                flip=(self.flip, LinearOptions.flip),
                 rates=(SWEEP if tried is None else tried.rates, SWEEP),
                 size=(encoder.transform.size, encoder.usual_size),
             ),
@@ -112,6 +117,8 @@ class Linear(LinearOptions, Evaluation):
             settings={
                 "protocol": protocol,
                 "mode": mode,
+                "optimizer": published.optimizer,
+                "flip": self.flip,
                 "rate": choice,
                 "epochs": len(result.top1),
                 "batch_size": batch_size,
@@ -122,20 +129,13 @@ class Linear(LinearOptions, Evaluation):
         sentences = _sentences(tried, last.rate, is_published=self.rates is None, small=small)
         return Report(results=(line,), title=title, table=_table(result, tried), sentences=sentences)
 
-    def _rates(self, published: float) -> tuple[float, ...]:
+    def _rates(self, published: LinearProtocol, is_vit: bool) -> tuple[float, ...]:
         """The one rate to train at, or those to choose from."""
         if not self.sweep:
-            return self.rates or (published,)
+            return self.rates or (published.published_rate(is_vit),)
         if self.rates is not None and len(self.rates) < 2:
             raise UserError("--sweep chooses between rates: name several with --rates, or none for its own.")
         return self.rates or SWEEP
-
-
-def published_rate(protocol: LinearProtocol, backbone: Backbone) -> float:
-    """The one rate of a protocol for this encoder: DINO has one for ViTs and one, a ResNet-50's, for other nets."""
-    if protocol.conv_rate is None or isinstance(backbone.net, VisionTransformer):
-        return protocol.rate
-    return protocol.conv_rate
 
 
 def _table(result: LinearResult, tried: LinearResult | None) -> Table:
@@ -176,23 +176,13 @@ def _sentences(
     return (said, hint) if small and is_published else (said,)
 
 
-def augmented_batches(
-    extractor: Extractor,
-    images: ImageSet,
-    labels: Tensor,
-    transform: EvalTransform,
-    kind: FeatureKind,
-    batch_size: int,
-) -> Callable[[int], Batches]:
-    """A function from an epoch to its batches of features (B, D) and labels (B,).
-
-    A view is a random crop of 8% to 100% of the area, resized bilinearly, and flipped half of the time. The
-    images left over at an epoch's end are dropped; each epoch leaves others.
-    """
-    views = ViewsConfig(
+def linear_views(transform: EvalTransform, flip: float) -> ViewsConfig:
+    """The views that a linear layer learns from: random crops of 8% to 100% of the area, bilinear, some mirrored."""
+    return ViewsConfig(
         interpolation="bilinear",  # as both papers' linear protocols
         size=transform.size,
         scale=(0.08, 1.0),
+        flip=flip,
         color=0.0,
         blur=0.0,
         solarize=0.0,
@@ -200,6 +190,20 @@ def augmented_batches(
         mean=transform.mean,
         std=transform.std,
     )
+
+
+def augmented_batches(
+    extractor: Extractor,
+    images: ImageSet,
+    labels: Tensor,
+    views: ViewsConfig,
+    kind: FeatureKind,
+    batch_size: int,
+) -> Callable[[int], Batches]:
+    """A function from an epoch to its batches of features (B, D) and labels (B,).
+
+    The images left over at an epoch's end are dropped; each epoch leaves others.
+    """
     device = extractor.device
     backbone = extractor.encoder.backbone.to(device)
     loader = PairLoader(

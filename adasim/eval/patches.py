@@ -40,6 +40,7 @@ class PatchFeatures:
         transform: whose normalisation applies.
         n_blocks: of a ViT, how many of the last blocks; a convolutional net has its last feature map.
         ignore: ids that become `IGNORE`.
+        flip: how often an augmented image is mirrored.
     """
 
     def __init__(
@@ -56,13 +57,14 @@ class PatchFeatures:
         workers: int = 0,
         seed: int = 0,
         ignore: Sequence[int] = (),
+        flip: float = 0.5,
     ) -> None:
         self.backbone = backbone.to(device)
         self.n_blocks = n_blocks if isinstance(backbone.net, VisionTransformer) else 1
         self.device, self.seed, self.batch_size = torch.device(device), seed, batch_size
         self._ids, self._transform, self._workers = ids, transform, workers
         array = images.as_array()
-        self._images, self._ignore, self._size = images, ignore, size
+        self._images, self._ignore, self._size, self._flip = images, ignore, size, flip
         self._side = size if array is None else min(size, max(array.shape[-2:]))
         self._held: tuple[Tensor, Tensor] | None = None
         require_size(self.backbone, size)
@@ -103,7 +105,7 @@ class PatchFeatures:
                 raise UserError(f"An image or mask cannot be read: {problem}. Repair or remove it.")
             views, masks = self._transform.normalise(pixels.to(self.device)), masks.to(self.device)
             if epoch is not None:
-                views, masks = warp(views, masks, self.seed, epoch, numbers)
+                views, masks = warp(views, masks, self.seed, epoch, numbers, self._flip)
             patches = self._patches(views)
             require_finite(patches, self.backbone)
             yield patches, masks
@@ -136,13 +138,15 @@ def counted(batches: MaskBatches, advance: Callable[[int], None]) -> MaskBatches
         advance(len(masks))
 
 
-def warp(views: Tensor, masks: Tensor, seed: int, epoch: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Flip with probability 1/2, turn by up to 5 degrees, scale by 0.75 to 1.25: images and masks alike.
+def warp(
+    views: Tensor, masks: Tensor, seed: int, epoch: int, ids: Tensor, flip: float = 0.5
+) -> tuple[Tensor, Tensor]:
+    """Flip with that probability, turn by up to 5 degrees, scale by 0.75 to 1.25: images and masks alike.
 
     What comes in from outside the image has the mean colour and is ignored; the published pipeline labels it 0.
     """
     u = seeding.uniform(seed, "segmentation view", epoch, ids.cpu(), 3).float().to(views.device)
-    mirror = torch.where(u[:, 0] < 0.5, -1.0, 1.0)
+    mirror = torch.where(u[:, 0] < flip, -1.0, 1.0)
     angle = math.radians(5) * (2 * u[:, 1] - 1)
     zoom = 1 / (0.75 + 0.5 * u[:, 2])
     zero = torch.zeros_like(angle)

@@ -1,16 +1,16 @@
 """A linear layer on frozen features, for one learning rate or for several at once as one stacked layer.
 
-Two protocols. `dino`: SGD with momentum, no decay (Caron et al., 2021). `simsiam`: the same under LARC
-(Chen and He, 2021; You et al., 2017). Both begin at normal(0, 0.01) weights and zero biases, and take the
-rate from lr * batch_size / 256 to 0 by a cosine that moves once an epoch.
+Two protocols. `dino`: SGD with momentum, no decay (Caron et al., 2021). `simsiam`: the same with LARS (Chen and He,
+2021; You et al., 2017). Each can have the other's optimiser. Both begin at normal(0, 0.01) weights and zero biases,
+and take the rate from lr * batch_size / 256 to 0 by a cosine that moves once an epoch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from adasim.util.errors import UserError
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 """(B, D) features and their (B,) labels, batch after batch."""
+Optimizer = Literal["sgd", "lars"]
 
 _LOGITS = 1 << 24  # test logits held at a time
 
@@ -30,42 +31,64 @@ _LOGITS = 1 << 24  # test logits held at a time
 class LinearProtocol:
     """Published settings, which an argument of None takes."""
 
-    rate: float
-    """Learning rate per 256 images."""
+    rate: float | None
+    """Learning rate per 256 images; None: nothing is published."""
     conv_rate: float | None = None
     """The same where the encoder is no ViT; None: `rate` as well."""
     epochs: int
     batch_size: int
-    larc: bool
-    """Scale each gradient by LARC."""
+    optimizer: Optimizer
+    """SGD with momentum 0.9, plain or with gradients scaled by LARS (`lars_scale`)."""
+    scale_bias: bool = True
+    """Whether LARS scales the bias's gradient, too: so does apex's LARC, SimSiam's; DINO's LARS leaves it alone."""
     features: FeatureKind
     """What the layer sees: the encoder's own output, or the last blocks' CLS tokens."""
     bilinear: bool
     """Resize images bilinearly, and not as the encoder's own view does."""
 
+    def published_rate(self, is_vit: bool = True) -> float:
+        """The one rate for a ViT, or for another net."""
+        rate = self.rate if is_vit or self.conv_rate is None else self.conv_rate
+        if rate is None:
+            raise UserError(
+                f"No rate is published for this protocol with {self.optimizer}. Name one (--rates), or --sweep."
+            )
+        return rate
 
+
+_SIMSIAM = LinearProtocol(
+    rate=0.1, epochs=90, batch_size=4096, optimizer="lars", features="pooled", bilinear=True
+)
 LINEAR_PROTOCOLS: dict[str, LinearProtocol] = {
     "dino": LinearProtocol(
         rate=0.001,
         conv_rate=0.03,
         epochs=100,
         batch_size=1024,
-        larc=False,
+        optimizer="sgd",
+        scale_bias=False,
         features="linear-dino",
         bilinear=False,
     ),
-    "simsiam": LinearProtocol(
-        rate=0.1, epochs=90, batch_size=4096, larc=True, features="pooled", bilinear=True
-    ),
+    "simsiam": _SIMSIAM,  # the rate of its code; the paper has 0.02
+    "simsiam-sgd": replace(_SIMSIAM, optimizer="sgd", rate=30.0, batch_size=256),  # tried in the same paper
 }
 """By name. A method says by its `linear_protocol` which of them its encoders are measured by."""
 
 
-def linear_protocol(name: str) -> LinearProtocol:
-    """The protocol of that name, or a sentence."""
+def linear_protocol(name: str, optimizer: str = "auto") -> LinearProtocol:
+    """The protocol of that name, with its own optimiser or with another; or a sentence."""
     if name not in LINEAR_PROTOCOLS:
         raise UserError(f"protocol={name!r} is unknown. Choose {' or '.join(LINEAR_PROTOCOLS)}.")
-    return LINEAR_PROTOCOLS[name]
+    if optimizer not in ("auto", *get_args(Optimizer)):
+        raise UserError(
+            f"optimizer={optimizer!r} is unknown. Choose auto, {' or '.join(get_args(Optimizer))}."
+        )
+    protocol = LINEAR_PROTOCOLS[name]
+    if optimizer in ("auto", protocol.optimizer):
+        return protocol
+    unknown = replace(protocol, optimizer=cast(Optimizer, optimizer), rate=None, conv_rate=None)
+    return LINEAR_PROTOCOLS.get(f"{name}-{optimizer}", unknown)
 
 
 class Score(NamedTuple):
@@ -81,7 +104,6 @@ class Score(NamedTuple):
 class LinearResult:
     """Test accuracy of every rate after every epoch. What is chosen by it is chosen on the test set."""
 
-    protocol: str
     rates: tuple[float, ...]
     """Learning rates per 256 images."""
     top1: tuple[tuple[float, ...], ...]
@@ -121,6 +143,7 @@ def linear_probe(
     epochs: int | None = None,
     batch_size: int | None = None,
     protocol: str = "dino",
+    optimizer: str = "auto",
     seed: int = 0,
 ) -> LinearResult:
     """Train linear heads on cached features (the quick mode: every epoch sees the same features).
@@ -133,9 +156,11 @@ def linear_probe(
         rates: learning rates per 256 images, one head each; None takes the published one (DINO's for a ViT).
         epochs, batch_size: None takes the published ones.
         protocol: a name of `LINEAR_PROTOCOLS`.
+        optimizer: `sgd` or `lars`, if not the protocol's own.
     """
     split = check_split(train_features, train_labels, test_features, test_labels)
-    batch_size = linear_protocol(protocol).batch_size if batch_size is None else batch_size
+    published = linear_protocol(protocol, optimizer)
+    batch_size = published.batch_size if batch_size is None else batch_size
     check_positive(batch_size=batch_size)
 
     def shuffled(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -143,8 +168,9 @@ def linear_probe(
         for ids in order.split(batch_size):
             yield split.train.index_select(0, ids), split.train_labels[ids]
 
+    classes = len(split.classes)
     return _train(
-        shuffled, split.test, split.test_labels, len(split.classes), rates, epochs, batch_size, protocol, seed
+        shuffled, split.test, split.test_labels, classes, rates, epochs, batch_size, published, seed
     )
 
 
@@ -158,6 +184,7 @@ def linear_probe_stream(
     epochs: int | None = None,
     batch_size: int | None = None,
     protocol: str = "dino",
+    optimizer: str = "auto",
     seed: int = 0,
 ) -> LinearResult:
     """Train linear heads on features that are made anew for each epoch (from 0), as augmentation asks for.
@@ -169,30 +196,40 @@ def linear_probe_stream(
     test_labels = check_labels(test_labels, len(test_features), "test_labels").to(test_features.device)
     if int(test_labels.max()) >= num_classes:
         raise UserError(f"test_labels hold {int(test_labels.max())}, but num_classes={num_classes}.")
-    batch_size = linear_protocol(protocol).batch_size if batch_size is None else batch_size
+    published = linear_protocol(protocol, optimizer)
+    batch_size = published.batch_size if batch_size is None else batch_size
     check_positive(batch_size=batch_size)
 
     def checked(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for features, labels in epoch_batches(epoch):
             yield features, _check_batch(features, labels, test_features.shape[1], num_classes)
 
-    return _train(checked, test_features, test_labels, num_classes, rates, epochs, batch_size, protocol, seed)
+    return _train(
+        checked, test_features, test_labels, num_classes, rates, epochs, batch_size, published, seed
+    )
 
 
 class StackedHeads:
     """R linear heads over the same features: one product forward, one back, then each head's own step.
 
-    All heads begin at the same weights, so that what a rate reaches does not depend on its company.
+    All heads begin at the same weights, so that what a rate reaches does not depend on its company. `scaled` says
+    whether LARS scales the gradients of the weights, and of the biases.
     """
 
     def __init__(
-        self, rates: int, dim: int, num_classes: int, seed: int, larc: bool, device: torch.device
+        self,
+        rates: int,
+        dim: int,
+        num_classes: int,
+        seed: int,
+        scaled: tuple[bool, bool],
+        device: torch.device,
     ) -> None:
         with seeding.seeded(seeding.key(seed, "linear head")):
             weight = torch.empty(num_classes, dim).normal_(std=0.01)
         self.weight = weight.to(device).repeat(rates, 1, 1)  # (R, C, D)
         self.bias = torch.zeros(rates, num_classes, device=device)  # (R, C)
-        self.larc = larc
+        self.scaled = scaled
         self._velocity = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
 
     def logits(self, features: Tensor) -> Tensor:
@@ -208,17 +245,17 @@ class StackedHeads:
         error.scatter_add_(1, places, error.new_tensor(-1.0).expand_as(places))
         error = error.div_(len(labels)).flatten(0, 1)  # (R * C, B)
         gradients = [(error @ features).view_as(self.weight), error.sum(dim=1).view_as(self.bias)]
-        for value, gradient, velocity in zip(
-            (self.weight, self.bias), gradients, self._velocity, strict=True
+        for value, gradient, velocity, scaled in zip(
+            (self.weight, self.bias), gradients, self._velocity, self.scaled, strict=True
         ):
-            if self.larc:
-                gradient *= _per_head(larc_scale(value, gradient), gradient)
+            if scaled:
+                gradient *= _per_head(lars_scale(value, gradient), gradient)
             velocity.mul_(0.9).add_(gradient)
             value.addcmul_(velocity, _per_head(lr, velocity), value=-1)
 
 
-def larc_scale(value: Tensor, gradient: Tensor, trust: float = 0.001) -> Tensor:
-    """LARC without clipping: trust * |w| / |g| for each of R stacked tensors, shape (R,).
+def lars_scale(value: Tensor, gradient: Tensor, trust: float = 0.001) -> Tensor:
+    """LARS without decay (LARC without clipping): trust * |w| / |g| for each of R stacked tensors, shape (R,).
 
     Where either norm is 0 (a bias at its start) the gradient stays as it is, as in apex, which SimSiam used.
     """
@@ -235,14 +272,15 @@ def _train(
     rates: Sequence[float] | None,
     epochs: int | None,
     batch_size: int,
-    protocol: str,
+    published: LinearProtocol,
     seed: int,
 ) -> LinearResult:
-    published = linear_protocol(protocol)
-    rates = (published.rate,) if rates is None else tuple(float(rate) for rate in rates)
+    rates = (published.published_rate(),) if rates is None else tuple(float(rate) for rate in rates)
     epochs = published.epochs if epochs is None else epochs
     check_positive(epochs=epochs, num_classes=num_classes, rates=min(rates, default=0))
-    heads = StackedHeads(len(rates), test.shape[1], num_classes, seed, published.larc, test.device)
+    lars = published.optimizer == "lars"
+    scaled = (lars, lars and published.scale_bias)
+    heads = StackedHeads(len(rates), test.shape[1], num_classes, seed, scaled, test.device)
     peak = torch.tensor(rates, device=test.device) * batch_size / 256
     top1, top5 = [], []
     for epoch in range(epochs):
@@ -256,7 +294,7 @@ def _train(
         right, among_five = _accuracy(heads, test, test_labels)
         top1.append(right)
         top5.append(among_five)
-    return LinearResult(protocol, rates, tuple(top1), tuple(top5))
+    return LinearResult(rates, tuple(top1), tuple(top5))
 
 
 def _accuracy(

@@ -20,7 +20,7 @@ from adasim.options import SegmentationOptions
 from adasim.registry import EVALUATIONS
 from adasim.util import seeding
 from adasim.util.errors import UserError
-from adasim.util.fields import at_least
+from adasim.util.fields import at_least, between
 from adasim.util.terminal import progress_bar
 
 SEGMENTATION_SIZE = 2
@@ -244,6 +244,7 @@ class Segmentation(SegmentationOptions, Evaluation):
         for name in ("epochs", "batch_size", "blocks"):
             if (value := getattr(self, name)) is not None:
                 at_least(name, value, 1)
+        between("flip", self.flip, 0, 1)
         quick = pick_mode(self.quick, self.augmented, extractor.small)
         encoder = extractor.encoder
         usual_size = encoder.usual_size * (1 if encoder.named else SEGMENTATION_SIZE)
@@ -268,6 +269,7 @@ class Segmentation(SegmentationOptions, Evaluation):
                 epochs=(training.epochs, usual.epochs),
                 batch=(training.batch_size, usual.batch_size),
                 lr=(training.lr, usual.lr),
+                flip=(self.flip, Segmentation.flip),
                 size=(size, usual_size),
             ),
             metrics={
@@ -282,6 +284,7 @@ class Segmentation(SegmentationOptions, Evaluation):
                 "ignore": list(self.ignore),
                 "blocks": self.blocks,
                 **training._asdict(),
+                "flip": self.flip,
                 "size": size,
                 "mode": mode,
             },
@@ -315,6 +318,7 @@ class Segmentation(SegmentationOptions, Evaluation):
                 workers=0 if images.as_array() is not None else extractor.workers,
                 seed=extractor.seed,
                 ignore=self.ignore,
+                flip=self.flip,
             )
             for images, ids in ((split.train, split.train_ids), (split.test, split.test_ids))
         )

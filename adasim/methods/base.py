@@ -65,7 +65,7 @@ class Method(nn.Module, ABC):
     takes_local_views: ClassVar[bool] = False
     """Whether `forward` takes more than two views."""
     linear_protocol: ClassVar[str] = "dino"
-    """Whose linear evaluation applies: `dino` (SGD) or `simsiam` (LARC)."""
+    """Whose linear evaluation applies: `dino` (SGD) or `simsiam` (LARS)."""
     follows_total: ClassVar[tuple[str, ...]] = ()
     """In words, what of the method follows a schedule over the whole run, beside the optimiser's."""
 

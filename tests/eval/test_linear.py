@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from adasim.data import ArrayImages, BatchedViews, open_images, synthetic
 from adasim.eval import LinearResult, extract, linear_probe, linear_probe_stream
 from adasim.eval.encoder import Encoder
 from adasim.eval.evaluation import Extractor
-from adasim.eval.linear import augmented_batches
-from adasim.eval.probe import StackedHeads, larc_scale
+from adasim.eval.linear import augmented_batches, linear_views
+from adasim.eval.probe import StackedHeads, lars_scale
 from adasim.eval.splits import hold_out
 from adasim.models import Backbone, EvalTransform
 from adasim.util.errors import UserError
@@ -30,8 +31,11 @@ def clusters(n, classes, dim, seed, noise=1.0):
     return centres[labels] + noise * torch.randn(n, dim, generator=g), labels
 
 
-def one_head(start, batches, epochs, lr, larc):
-    """One head by torch's own layer, loss, autograd and SGD, with LARC and the schedule written out."""
+PLAIN, LARC, LARS = (False, False), (True, True), (True, False)  # SGD, SimSiam's and DINO's
+
+
+def one_head(start, batches, epochs, lr, scaled):
+    """One head by torch's own layer, loss, autograd and SGD, with LARS and the schedule written out."""
     head = torch.nn.Linear(start.weight.shape[2], start.weight.shape[1])
     with torch.no_grad():
         head.weight.copy_(start.weight[0])
@@ -42,39 +46,40 @@ def one_head(start, batches, epochs, lr, larc):
         for features, labels in batches(epoch):
             sgd.zero_grad()
             torch.nn.functional.cross_entropy(head(features), labels).backward()
-            for p in head.parameters() if larc else ():
-                if p.grad is not None and p.norm() != 0 and p.grad.norm() != 0:
+            for p, is_scaled in zip(head.parameters(), scaled, strict=True):
+                if is_scaled and p.grad is not None and p.norm() != 0 and p.grad.norm() != 0:
                     p.grad *= 0.001 * p.norm() / (p.grad.norm() + 1e-8)
             sgd.step()
     return head
 
 
-@pytest.mark.parametrize("larc", [False, True])
-def test_each_stacked_head_takes_the_steps_of_a_head_of_its_own(larc):
+@pytest.mark.parametrize("scaled", [PLAIN, LARC, LARS])
+def test_each_stacked_head_takes_the_steps_of_a_head_of_its_own(scaled):
     features, labels = clusters(60, 4, 9, seed=0)
     rates = torch.tensor([0.01, 0.3, 2.0])
-    stacked = StackedHeads(3, 9, 4, seed=5, larc=larc, device=CPU)
-    start = StackedHeads(1, 9, 4, seed=5, larc=larc, device=CPU)
+    stacked = StackedHeads(3, 9, 4, seed=5, scaled=scaled, device=CPU)
+    start = StackedHeads(1, 9, 4, seed=5, scaled=scaled, device=CPU)
     batches = [(features[i::4], labels[i::4]) for i in range(4)]
     for batch in batches:
         stacked.step(*batch, rates)
     for i, rate in enumerate(rates.tolist()):
-        alone = one_head(start, lambda _: batches, 1, rate, larc)
+        alone = one_head(start, lambda _: batches, 1, rate, scaled)
         torch.testing.assert_close(stacked.weight[i], alone.weight.data, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(stacked.bias[i], alone.bias.data, rtol=1e-4, atol=1e-6)
 
 
-def test_larc_scale_is_hand_computed_for_each_head():
+def test_lars_scale_is_hand_computed_for_each_head():
     weights = torch.tensor([[[3.0, 4.0]], [[0.6, 0.8]], [[0.0, 0.0]], [[1.0, 0.0]]])
     gradients = torch.tensor([[[0.3, 0.4]], [[0.0, 2.0]], [[5.0, 1.0]], [[0.0, 0.0]]])
     # 0.001 * 5 / 0.5, 0.001 * 1 / 2, and no scaling where either norm is 0
-    torch.testing.assert_close(larc_scale(weights, gradients), torch.tensor([0.01, 0.0005, 1.0, 1.0]))
+    torch.testing.assert_close(lars_scale(weights, gradients), torch.tensor([0.01, 0.0005, 1.0, 1.0]))
 
 
-def test_a_larc_step_is_hand_computed():
+@pytest.mark.parametrize(("scaled", "second"), [(LARC, 1.52128), (LARS, 1.788771)])
+def test_lars_steps_are_hand_computed(scaled, second):
     # Two classes at logits 0: softmax 1/2. One image x = (3, 4) of class 0: the weight's gradient is
     # ((-1.5, -2), (1.5, 2)) of norm sqrt(12.5), the bias's (-1/2, 1/2).
-    heads = StackedHeads(1, 2, 2, seed=0, larc=True, device=CPU)
+    heads = StackedHeads(1, 2, 2, seed=0, scaled=scaled, device=CPU)
     heads.weight[:] = torch.tensor([[0.4, -0.3], [0.4, -0.3]])  # orthogonal to x; norm sqrt(0.5)
     heads.step(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), torch.tensor([1.6]))
     scale = 1.6 * 0.001 * math.sqrt(0.5) / math.sqrt(12.5)  # = 1.6 * 0.0002
@@ -82,10 +87,18 @@ def test_a_larc_step_is_hand_computed():
     torch.testing.assert_close(heads.weight[0], expected)
     # The bias starts at 0, so its first step is not scaled.
     torch.testing.assert_close(heads.bias[0], torch.tensor([0.8, -0.8]))
+    # Without weights, softmax is (0.832018, 0.167982), and the bias's gradient -+0.167982, or, scaled, -+0.0008. The
+    # velocity is -+(0.45 + that), and the bias +-(0.8 + 1.6 * velocity).
+    heads.weight.zero_()
+    heads.step(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), torch.tensor([1.6]))
+    torch.testing.assert_close(heads.bias[0], torch.tensor([second, -second]))
 
 
-@pytest.mark.parametrize(("protocol", "larc"), [("dino", False), ("simsiam", True)])
-def test_a_whole_training_equals_the_protocol_written_out(protocol, larc):
+@pytest.mark.parametrize(
+    ("protocol", "optimizer", "scaled"),
+    [("dino", "auto", PLAIN), ("simsiam", "auto", LARC), ("dino", "lars", LARS), ("simsiam", "sgd", PLAIN)],
+)
+def test_a_whole_training_equals_the_protocol_written_out(protocol, optimizer, scaled):
     features, labels = clusters(96, 3, 5, seed=0, noise=3.0)
     test, test_labels = clusters(200, 3, 5, seed=1, noise=3.0)
 
@@ -93,22 +106,23 @@ def test_a_whole_training_equals_the_protocol_written_out(protocol, larc):
         order = torch.arange(96).roll(epoch)
         return [(features[ids], labels[ids]) for ids in order.split(40)]  # the last batch is smaller
 
-    settings: dict[str, Any] = {"rates": [0.02, 0.5], "epochs": 4, "batch_size": 40, "protocol": protocol}
+    settings: dict[str, Any] = {"rates": [0.02, 0.5], "epochs": 4, "batch_size": 40}
+    settings |= {"protocol": protocol, "optimizer": optimizer}
     result = linear_probe_stream(batches, test, test_labels, num_classes=3, **settings)
-    start = StackedHeads(1, 5, 3, seed=0, larc=larc, device=CPU)
+    start = StackedHeads(1, 5, 3, seed=0, scaled=scaled, device=CPU)
     for column, rate in enumerate([0.02, 0.5]):
-        head = one_head(start, batches, 4, rate * 40 / 256, larc)
+        head = one_head(start, batches, 4, rate * 40 / 256, scaled)
         expected = float((head(test).argmax(1) == test_labels).double().mean() * 100)
         assert result.top1[-1][column] == pytest.approx(expected, abs=0.51)  # one image may sit on the edge
 
 
 def test_heads_begin_at_normal_weights_of_deviation_0_01_and_zero_biases():
-    heads = StackedHeads(2, 300, 100, seed=3, larc=False, device=CPU)
+    heads = StackedHeads(2, 300, 100, seed=3, scaled=PLAIN, device=CPU)
     assert heads.weight.std().item() == pytest.approx(0.01, rel=0.02)
     assert abs(heads.weight.mean().item()) < 2e-4
     assert not heads.bias.any()
     assert torch.equal(heads.weight[0], heads.weight[1])
-    assert not torch.equal(heads.weight, StackedHeads(2, 300, 100, seed=4, larc=False, device=CPU).weight)
+    assert not torch.equal(heads.weight, StackedHeads(2, 300, 100, seed=4, scaled=PLAIN, device=CPU).weight)
 
 
 def test_a_rate_reaches_the_same_accuracy_in_any_company():
@@ -152,19 +166,26 @@ def test_labels_may_be_any_whole_numbers():
 
 def test_an_omitted_setting_is_the_published_one():
     data = (*clusters(40, 2, 3, seed=0), *clusters(20, 2, 3, seed=1))
-    published: list[tuple[Any, float, int, int]] = [("dino", 0.001, 100, 1024), ("simsiam", 0.1, 90, 4096)]
-    for protocol, rate, epochs, batch_size in published:
-        result = linear_probe(*data, protocol=protocol)
+    published: list[tuple[Any, ...]] = [
+        ("dino", "auto", 0.001, 100, 1024),
+        ("simsiam", "auto", 0.1, 90, 4096),
+        ("simsiam", "sgd", 30.0, 90, 256),
+    ]
+    for protocol, optimizer, rate, epochs, batch_size in published:
+        result = linear_probe(*data, protocol=protocol, optimizer=optimizer)
+        assert result.rates == (rate,)
         assert result == linear_probe(
-            *data, rates=[rate], epochs=epochs, batch_size=batch_size, protocol=protocol
+            *data, rates=[rate], epochs=epochs, batch_size=batch_size, protocol=protocol, optimizer=optimizer
         )
         assert len(result.top1) == epochs
+    with pytest.raises(UserError, match=r"No rate is published .* with lars"):
+        linear_probe(*data, optimizer="lars")
 
 
 def test_best_and_last_epochs():
     top1 = ((50.0, 20.0), (70.0, 65.0), (60.0, 68.0))
     top5 = ((80.0, 50.0), (91.0, 95.0), (94.0, 96.0))
-    result = LinearResult("dino", (0.1, 1.0), top1, top5)
+    result = LinearResult((0.1, 1.0), top1, top5)
     assert result.last_epochs() == ((60.0, 0.1, 3, 94.0), (68.0, 1.0, 3, 96.0))
     assert result.best == (70.0, 0.1, 2, 91.0)
     assert result.last == (68.0, 1.0, 3, 96.0)
@@ -173,9 +194,9 @@ def test_best_and_last_epochs():
 def test_top_5_counts_the_five_likeliest_classes():
     train, train_labels = clusters(400, 12, 4, seed=0, noise=1.5)
     test, test_labels = clusters(300, 12, 4, seed=1, noise=1.5)
-    start = StackedHeads(1, 4, 12, seed=0, larc=False, device=CPU)
+    start = StackedHeads(1, 4, 12, seed=0, scaled=PLAIN, device=CPU)
     batches = [(train[ids], train_labels[ids]) for ids in torch.arange(400).split(50)]
-    head = one_head(start, lambda _: batches, 3, 0.1 * 50 / 256, larc=False)
+    head = one_head(start, lambda _: batches, 3, 0.1 * 50 / 256, scaled=PLAIN)
     result = linear_probe_stream(
         lambda _: batches, test, test_labels, num_classes=12, rates=[0.1, 1e38], epochs=3, batch_size=50
     )
@@ -207,6 +228,7 @@ def test_bad_batches_of_a_stream_are_refused(batch, sentence):
     ("options", "sentence"),
     [
         ({"protocol": "moco"}, "'moco' is unknown. Choose dino or simsiam"),
+        ({"optimizer": "adam"}, "'adam' is unknown. Choose auto, sgd or lars"),
         ({"rates": [0.1, 0.0]}, "rates=0.0 must be above 0"),
         ({"rates": []}, "rates=0 must be above 0"),
         ({"epochs": 0}, "epochs=0 must be above 0"),
@@ -225,18 +247,24 @@ class Pixels(torch.nn.Module):
         return x.flatten(1)
 
 
-def test_augmented_batches_are_crops_of_8_to_100_percent_and_flips_with_their_own_labels() -> None:
+@pytest.mark.parametrize("flip", [0.5, 0.0])
+def test_augmented_batches_are_crops_of_8_to_100_percent_and_flips_with_their_own_labels(flip: float) -> None:
     images, ids = synthetic(40, 16), torch.arange(40)
     pixels = Backbone(Pixels(), {"dim": 768})
     extractor = Extractor(Encoder("pixels", pixels, SMALL, ""), workers=0, cached=False, seed=3)
-    make = augmented_batches(extractor, images, ids, SMALL, "pooled", batch_size=16)
-    plain = {"color": 0.0, "blur": 0.0, "solarize": 0.0, "mean": SMALL.mean, "std": SMALL.std}
-    views = BatchedViews(ViewsConfig(size=16, scale=(0.08, 1.0), interpolation="bilinear", **plain))  # type: ignore[arg-type]
+    make = augmented_batches(extractor, images, ids, linear_views(SMALL, flip), "pooled", batch_size=16)
+    plain: dict[str, Any] = {"color": 0.0, "blur": 0.0, "solarize": 0.0, "mean": SMALL.mean, "std": SMALL.std}
+    settings = ViewsConfig(size=16, scale=(0.08, 1.0), interpolation="bilinear", flip=flip, **plain)
+    views, mirrored = BatchedViews(settings), BatchedViews(replace(settings, flip=1.0))
     for epoch in (0, 1):
         made = list(make(epoch))
         assert len(made) == 2
         for features, labels in made:
-            assert torch.equal(features, views(images.images[labels], 1, 3, epoch, labels).flatten(1))
+            wanted = views(images.images[labels], 1, 3, epoch, labels)
+            assert torch.equal(features, wanted.flatten(1))
+            other_way = mirrored(images.images[labels], 1, 3, epoch, labels).flip(3)
+            unlike = (wanted - other_way).abs().amax((1, 2, 3)) > 1e-4  # those that are mirrored
+            assert unlike.any() == bool(flip)
 
 
 # `adasim eval linear`
