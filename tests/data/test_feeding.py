@@ -21,7 +21,7 @@ from adasim.config import DataConfig, ViewsConfig
 from adasim.data import ArrayImages, FolderImages, ImageSet, PairLoader, pool, worker_count
 from adasim.data.crop_worker import CropWorker, Task
 from adasim.data.crops import CropDraws, reduction, view_uniforms
-from adasim.data.pool import TASK, LostWorkerError
+from adasim.data.pool import LostWorkerError
 from adasim.util.errors import UserError
 from adasim.util.rgb import _TURNED
 
@@ -81,26 +81,19 @@ def test_a_worker_stays_under_600_mb_with_photos_of_12_megapixels_at_batch_256(t
     assert 100 < float(ran.stdout) < 600
 
 
-def test_a_task_takes_a_byte_for_each_value_and_no_more() -> None:
-    """A quarter of what float views take; and through the pipe go some numbers alone."""
+def test_through_the_pipe_of_a_worker_go_some_numbers_alone() -> None:
     views = ViewsConfig(size=32, local_crops=2, local_size=16, in_memory=False)
     loader = open_loader(ArrayImages("arrays", smooth(40, 40, 40)), views, batch_size=20)
-    batch = next(iter(loader.epoch(0, torch.arange(40))))
-    in_floats = sum(view.numel() * view.element_size() for view in batch.views) / 20
-    assert loader._crops is not None
-    dispatcher = loader._crops._pool._dispatcher
-    assert dispatcher is not None
-    slots = dispatcher.workers[0].memory
-    assert [slot.numel() for slot in slots] == [TASK * in_floats / 4] * len(slots)
+    next(iter(loader.epoch(0, torch.arange(40))))
     io = dict(
         line.split(": ") for line in Path(f"/proc/{loader.pids[0]}/io").read_text().splitlines()
     )  # two or more tasks are done: 20 images
     assert int(io["wchar"]) < 1000
+    loader.close()
     everything = torch.arange(100_000)
     task = Task(0, everything[5:21], everything[7:23], (1, 2))
     assert len(pickle.dumps(task)) < 600  # not the storage of all ids
     assert torch.equal(pickle.loads(pickle.dumps(task)).partners, task.partners)
-    loader.close()
 
 
 def test_a_partner_is_fetched_by_a_worker_ahead_of_batches_in_flight() -> None:
@@ -117,16 +110,19 @@ def test_a_partner_is_fetched_by_a_worker_ahead_of_batches_in_flight() -> None:
     loader.close()
 
 
-def test_a_worker_lost_while_partners_are_fetched_is_told_of() -> None:
-    loader = open_loader(Slow(64), batch_size=64)
+def test_a_lost_worker_is_told_of_to_whoever_fetches_partners_or_waits_for_a_batch() -> None:
+    loader = open_loader(Slow(128), batch_size=64)
     ids = torch.arange(64)
-    next(iter(loader.epoch(0, ids)))
+    batches = iter(loader.epoch(0, torch.arange(128)))
+    next(batches)
     fetched = loader.fetch(0, ids, ids)
     os.kill(loader.pids[0], signal.SIGKILL)
-    with pytest.raises(LostWorkerError, match="SIGKILL"):
+    with pytest.raises(LostWorkerError, match=r"SIGKILL.* resume the run"):
         fetched()
     with pytest.raises(LostWorkerError):
         loader.fetch(0, ids, ids)
+    with pytest.raises(LostWorkerError):
+        next(batches)
     loader.close()
 
 
@@ -221,9 +217,7 @@ def test_a_reduced_image_is_no_smaller_than_any_view_of_it_needs() -> None:
     assert reduction([(896, 896, 224)]) == 4
     assert reduction([(1792, 2000, 224)]) == 8
     assert reduction([(9000, 9000, 224), (700, 384, 96)]) == 4  # the local crop decides
-    assert (
-        reduction([(9000, 9000, 224), (100, 100, 224)]) == 1
-    )  # it is enlarged anyway: by no more than before
+    assert reduction([(9000, 9000, 224), (100, 100, 224)]) == 1  # enlarged anyway: by no more than before
 
 
 @pytest.mark.parametrize("size", [(800, 1200), (801, 1203)])

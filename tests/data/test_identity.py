@@ -69,30 +69,6 @@ def test_unchanged_data_are_accepted_and_it_is_said_what_was_compared(tmp_path: 
     assert "contents of 6 of them" in said
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            lambda root: overwrite_keeping_the_time(root / "class1/003.bmp"),
-            r"1 of 6 images .*class1/003\.bmp",
-        ),
-        (
-            lambda root: swap(root / "class0/000.bmp", root / "class0/002.bmp"),
-            r"2 of 6 images .*class0/000\.bmp, .*class0/002\.bmp",
-        ),
-    ],
-    ids=["overwritten", "swapped"],
-)
-def test_other_content_of_the_same_size_is_refused_by_name(
-    tmp_path: Path, change: Callable[[Path], object], words: str
-) -> None:
-    root = photos(tmp_path / "photos")
-    saved = kept(root)
-    change(root)
-    with pytest.raises(UserError, match=f"Cannot resume with other data: {words}"):
-        check(saved, root)
-
-
 def test_a_copy_with_other_modification_times_is_accepted_by_its_contents(tmp_path: Path) -> None:
     root = photos(tmp_path / "photos")
     saved = kept(root)
@@ -188,11 +164,17 @@ def test_a_damaged_record_is_a_sentence(tmp_path: Path, damage: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda root: (root / "class0/000.bmp").unlink(), r"1 removed \(class0/000\.bmp\)"),
+        (lambda root: (root / "class0/000.bmp").unlink(), r"of 6 entries, 1 removed \(class0/000\.bmp\)"),
         (lambda root: (root / "class0/000.bmp").rename(root / "class1/9.bmp"), "1 renamed .*class1/9"),
         (lambda root: (root / "class0/002.bmp").write_bytes(b"?"), r"1 changed \(class0/002\.bmp\)"),
         (lambda root: save_image(smooth(1, 9, 9)[0], root / "class2/new.bmp"), "1 added .*class2/new"),
+        (lambda root: overwrite_keeping_the_time(root / "class1/003.bmp"), r"1 of 6 .*class1/003\.bmp"),
+        (
+            lambda root: swap(root / "class0/000.bmp", root / "class0/002.bmp"),
+            r"2 of 6 images .*class0/000\.bmp, .*class0/002\.bmp",
+        ),
     ],
+    ids=["removed", "renamed", "changed", "added", "overwritten", "swapped"],
 )
 def test_what_is_other_in_a_folder_is_said_by_name(
     tmp_path: Path, change: Callable[[Path], object], words: str
@@ -200,7 +182,7 @@ def test_what_is_other_in_a_folder_is_said_by_name(
     root = photos(tmp_path / "photos")
     saved = kept(root)
     change(root)
-    with pytest.raises(UserError, match=f"Cannot resume with other data: of 6 entries, {words}"):
+    with pytest.raises(UserError, match=f"Cannot resume with other data: .*{words}"):
         check(saved, root)
 
 
@@ -280,8 +262,8 @@ def test_the_difference_of_two_listings_in_words(
 
 
 def test_entirely_other_data_is_compared_in_linear_time() -> None:
-    many = [f"new/{i} {i % 3}" for i in range(200_000)]
-    words = difference([f"old/{i} {i % 5}" for i in range(200_000)], many)
+    many = [f"new/{i} {i % 3}" for i in range(50_000)]
+    words = difference([f"old/{i} {i % 5}" for i in range(50_000)], many)
     assert "renamed" in words
-    assert "80000 removed" in words
-    assert "80000 added" in words
+    assert "20000 removed" in words
+    assert "20000 added" in words

@@ -16,24 +16,9 @@ from adasim.data.decode import EXTENSIONS, hash_file
 from adasim.data.listing import Listing, Names, refresh, scan
 
 ODD_NAMES = [
-    *(
-        b"a.png",
-        b"B.PNG",
-        b"c.JpEg",
-        b"two words.gif",
-        b"new\nline.bmp",
-        b"no-image.txt",
-        b"none",
-        b"x.png.bak",
-    ),
-    *(
-        "\u00e9.png".encode(),
-        "\uffff.png".encode(),
-        "\U00010000.png".encode(),
-        b"\xff\xfe.png",
-        b".hidden.png",
-    ),
-    *(b"dotted.name.webp", b"z.\xc9", b"Kelvin.\xe2\x84\xaa"),
+    *b"a.png|B.PNG|c.JpEg|two words.gif|new\nline.bmp|no-image.txt|none|x.png.bak".split(b"|"),
+    *"\u00e9.png|\uffff.png|\U00010000.png|.hidden.png|dotted.name.webp|Kelvin.\u212a".encode().split(b"|"),
+    *(b"\xff\xfe.png", b"z.\xc9"),
 ]
 
 

@@ -11,7 +11,6 @@ from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, synthetic
 from adasim.data.crop_worker import first_readable
 from adasim.data.crops import UNIFORMS, CropDraws, crop_image
-from adasim.data.pool import LostWorkerError
 from adasim.util import seeding
 from adasim.util.errors import UserError
 
@@ -116,13 +115,6 @@ def test_fetching_partners_late_gives_the_pixels_of_the_whole_batch(either: Pair
         assert torch.equal(either.fetch(1, full.ids, full.partners)(), full.views[1])
 
 
-def test_fetching_in_several_threads_gives_the_same_pixels(folder: Folder) -> None:
-    images = FolderImages(folder(12))
-    ids, partners = torch.arange(5), torch.arange(5) + 6
-    alone, together = (open_loader(images, workers=w).fetch(0, ids, partners)() for w in (0, 3))
-    assert torch.equal(alone, together)
-
-
 def test_two_ranks_share_the_batches_of_one() -> None:
     images = synthetic(20)
     views = ViewsConfig(size=16)
@@ -167,27 +159,6 @@ def test_too_many_unreadable_images_stop_the_run_and_are_named(folder: Folder) -
         (root / f"img{i:03d}.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"2 of 12 images .*img002\.png.*img005\.png.*--data.max-unreadable"):
         list(open_loader(images, max_unreadable=0.1).epoch(0, torch.arange(12)))
-
-
-def test_an_image_deleted_during_the_run_is_quarantined_with_its_path(folder: Folder) -> None:
-    images = FolderImages(folder(12))
-    loader = open_loader(images, workers=1)
-    list(loader.epoch(0, torch.arange(12)))
-    assert loader.quarantined == {}
-    os.unlink(images.where(4))
-    list(loader.epoch(1, torch.arange(12)))
-    loader.close()
-    assert loader.quarantined == {4: f"{images.where(4)}: the file is gone"}
-
-
-def test_a_killed_loader_process_is_reported_not_waited_for(folder: Folder) -> None:
-    loader = open_loader(FolderImages(folder(40)), workers=1)
-    batches = iter(loader.epoch(0, torch.arange(40)))
-    next(batches)
-    os.kill(loader.pids[0], signal.SIGKILL)
-    with pytest.raises(LostWorkerError, match=r"SIGKILL.* resume the run"):
-        list(batches)
-    loader.close()
 
 
 def test_a_signal_to_the_whole_group_does_not_take_the_workers_away(folder: Folder) -> None:

@@ -148,12 +148,12 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
 
 def patience(ranks: Distributed) -> list[Any]:
     """The last rank's work takes longer than any collective waits; then it fails."""
-    set_pg_timeout(timedelta(seconds=8))
+    set_pg_timeout(timedelta(seconds=5))
     processes._ASK_SECONDS = 0.5
     last = ranks.rank == ranks.world - 1
 
     def works() -> str:
-        time.sleep(9)
+        time.sleep(6)
         return "done"
 
     def fails() -> str:

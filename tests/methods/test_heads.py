@@ -38,16 +38,6 @@ def test_dino_head_is_mlp_then_unit_vector_then_weight_normed_prototypes():
     torch.testing.assert_close(head(x), expected)
 
 
-def test_dino_head_agrees_with_torchs_weight_norm():
-    head = dino_head()
-    reference = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 7, bias=False))
-    with torch.no_grad():
-        reference.parametrizations.weight.original0.copy_(head.last_layer.weight_g)
-        reference.parametrizations.weight.original1.copy_(head.last_layer.weight_v)
-    x = torch.randn(5, 4)
-    torch.testing.assert_close(head.last_layer(x), reference(x))
-
-
 def test_dino_head_starts_as_published():
     torch.manual_seed(0)
     head = DinoHead(384, 1024, hidden_dim=512, bottleneck_dim=256, norm_last_layer=False)

@@ -25,19 +25,6 @@ def on_cpu(found: Pair) -> Pair:
     return found[0].cpu(), found[1].cpu()
 
 
-@pytest.mark.usefixtures("gpu")
-def test_rows_that_are_alike_or_not_finite_give_the_cpus_lists_on_a_device() -> None:
-    torch.manual_seed(0)
-    alike = on_grid(torch.randn(1, 16) + 1e-4 * torch.randn(3_000, 16))
-    broken = on_grid(torch.randn(3_000, 16))
-    broken[::7] = torch.nan
-    for rows in (alike, broken, torch.zeros(3_000, 16)):
-        queries = torch.cat([rows[:8], torch.full((1, 16), torch.inf)])
-        for given in (rows, rows.half()):
-            found = search(queries.to("cuda"), given.to("cuda"), 9)
-            assert_same(on_cpu(found), search(queries, given, 9))
-
-
 # ---- products are IEEE fp32, whatever the program around allows ----
 
 
@@ -51,39 +38,24 @@ def crowded() -> Pair:
     return on_grid(rows[:256] + 0.01 * torch.randn(256, 96)), rows
 
 
-def test_search_is_exact_under_autocast() -> None:
-    queries, rows = crowded()
-    expected = search(queries, rows, 10)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert (queries @ rows.T).dtype == torch.bfloat16
-        assert_same(search(queries, rows, 10), expected)
-        assert torch.is_autocast_enabled("cpu")
-
-
 @pytest.mark.usefixtures("gpu")
-def test_search_is_exact_under_autocast_on_a_device() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_search_is_exact_under_autocast(device: str) -> None:
     queries, rows = crowded()
     expected = search(queries, rows, 10)
-    with torch.autocast("cuda", torch.bfloat16):
-        there = queries.to("cuda"), rows.to("cuda")
+    with torch.autocast(device, torch.bfloat16):
+        there = queries.to(device), rows.to(device)
         assert (there[0] @ there[1].T).dtype == torch.bfloat16
         assert_same(on_cpu(search(*there, 10)), expected)
+        assert torch.is_autocast_enabled(device)
 
 
-def allow_by_the_old_name() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = True
-
-
-def allow_by_the_new_name() -> None:
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-
-
-def allow_by_precision() -> None:
-    torch.set_float32_matmul_precision("medium")
-
-
-def allow_everywhere() -> None:
-    BACKENDS.fp32_precision = "tf32"
+ALLOW: dict[str, Callable[[], None]] = {
+    "by the old name": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "by the new name": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "by precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "everywhere": lambda: setattr(BACKENDS, "fp32_precision", "tf32"),
+}
 
 
 def settings() -> tuple[Any, ...]:
@@ -110,19 +82,17 @@ def _precision_as_before() -> Iterator[None]:
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch before 2.9")
 @pytest.mark.usefixtures("_precision_as_before", "gpu")
-@pytest.mark.parametrize(
-    "allow", [allow_by_the_old_name, allow_by_the_new_name, allow_by_precision, allow_everywhere]
-)
-def test_search_is_exact_with_tf32_allowed_and_leaves_it_allowed(allow: Callable[[], None]) -> None:
+@pytest.mark.parametrize("how", ALLOW)
+def test_search_is_exact_with_tf32_allowed_and_leaves_it_allowed(how: str) -> None:
     queries, rows = crowded()
     expected = search(queries, rows, 10)
-    allow()
+    ALLOW[how]()
     before = settings()
     there = queries.to("cuda"), rows.to("cuda")
     assert not torch.equal((there[0] @ there[1].T).cpu(), queries @ rows.T)  # the pretend GPU does use it
     assert_same(on_cpu(search(*there, 10)), expected)
     assert settings() == before
-    if allow is allow_everywhere:  # still follows the level above
+    if how == "everywhere":  # still follows the level above
         BACKENDS.fp32_precision = "ieee"
         assert torch.backends.cuda.matmul.fp32_precision == "ieee"
 
@@ -225,56 +195,49 @@ def test_a_device_without_fp64_leaves_the_memory_on_the_cpu() -> None:
         assert torch.equal(mine, theirs)
 
 
-def on_two_ranks(folder: Path, stage: int) -> list[Tensor]:
-    """Stage 0: gloo, so that words travel over the CPU. Stage 1: the same with tensors that stay on the device,
-    as with NCCL. Both ranks bring every second image of each batch."""
-    if stage == 1:
-        dist.get_backend = lambda group=None: "nccl"
-    rank = dist.get_rank()
-    with Accelerator() as gpu:
-        memory = ShardedMemory(61, 6, window=2, k=4, device="cuda")
-        generator = torch.Generator().manual_seed(4)
-        said: list[Tensor] = []
-        for epoch in range(3):
-            for ids in torch.randperm(61, generator=generator).split(20):
-                features = torch.randn(len(ids), 6, generator=generator)
-                there = ids[rank::2].to("cuda"), features[rank::2].to("cuda")
-                gpu.clear()
-                said += memory.observe(*there)
-                if stage == 1 and len(
-                    there[0]
-                ):  # ids checked, sizes of all parts, proofs, lists to main memory
-                    assert gpu.syncs == {"tolist": 2, "nonzero": 1, "to the CPU": 1}, gpu.syncs
-            memory.end_epoch()
-            said += [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
-            said += memory.distribution(torch.arange(rank, 61, 2).to("cuda"), 0.2)
-        return [t.cpu() for t in said]
-
-
-def in_one_process() -> list[list[Tensor]]:
-    memory = NeighborMemory(61, 6, window=2, k=4, dtype=torch.float16)
-    generator = torch.Generator().manual_seed(4)
-    said: list[list[Tensor]] = [[], []]
+def three_epochs(
+    memory: NeighborMemory, rank: int, world: int, gpu: Accelerator | None
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """What a memory says to a process that brings every `world`-th image of each batch, piece by piece."""
+    generator, device = torch.Generator().manual_seed(4), "cuda" if gpu else "cpu"
     for epoch in range(3):
         for ids in torch.randperm(61, generator=generator).split(20):
             features = torch.randn(len(ids), 6, generator=generator)
-            found = memory.observe(ids, features)
-            for rank in (0, 1):
-                said[rank] += [t[rank::2] for t in found]
+            there = ids[rank::world].to(device), features[rank::world].to(device)
+            if gpu:
+                gpu.clear()
+            yield "observed", list(memory.observe(*there))
         memory.end_epoch()
-        for rank in (0, 1):
-            said[rank] += [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
-            said[rank] += memory.distribution(torch.arange(rank, 61, 2), 0.2)
+        yield "of all images", [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
+        yield "distribution", list(memory.distribution(torch.arange(rank, 61, world).to(device), 0.2))
+
+
+def on_two_ranks(folder: Path, stage: int) -> list[list[Tensor]]:
+    """Stage 0: gloo, so that words travel over the CPU. Stage 1: the same with tensors that stay on the device,
+    as with NCCL."""
+    if stage == 1:
+        dist.get_backend = lambda group=None: "nccl"
+    said = []
+    with Accelerator() as gpu:
+        memory = ShardedMemory(61, 6, window=2, k=4, device="cuda")
+        for what, tensors in three_epochs(memory, dist.get_rank(), 2, gpu):
+            if stage == 1 and what == "observed" and len(tensors[0]):
+                # ids checked, sizes of all parts, proofs, lists to main memory
+                assert gpu.syncs == {"tolist": 2, "nonzero": 1, "to the CPU": 1}, gpu.syncs
+            said.append([tensor.cpu() for tensor in tensors])
     return said
 
 
 def test_a_sharded_memory_on_devices_says_what_one_process_says(
     run_ranks: Callable[..., list[list[Any]]],
 ) -> None:
-    expected = in_one_process()
+    alone = NeighborMemory(61, 6, window=2, k=4, dtype=torch.float16)
+    expected = list(three_epochs(alone, 0, 1, None))
     for stage in run_ranks(__file__, "on_two_ranks", 2, 2):
-        for mine, theirs in zip(stage, expected, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        for rank, said in enumerate(stage):
+            for mine, (what, whole) in zip(said, expected, strict=True):
+                part = whole if what == "of all images" else [tensor[rank::2] for tensor in whole]
+                assert all(map(torch.equal, mine, part))
 
 
 # ---- the pretend device itself ----

@@ -56,8 +56,7 @@ def test_oracle_follows_its_schedule_and_stays_in_the_class() -> None:
 def test_oracle_draws_every_member_of_a_class_alike() -> None:
     labels = torch.tensor([0, 1, 0, 0, 1])
     oracle = Oracle(labels, epochs=1, p=0.0, seed=0)
-    oracle.epochs = 1
-    oracle.p = 0.0
+
     counts = torch.zeros(5)
     for seed in range(3000):
         oracle.seed = seed

@@ -164,7 +164,7 @@ def test_a_parent_that_cannot_be_made_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000, pickle.dumps({"epochs": 3})])
-@pytest.mark.parametrize("file", ["config.json", "data.json"])
+@pytest.mark.parametrize("file", ["config.json", "data.json", "run.json"])
 def test_a_damaged_description_is_refused_in_a_sentence(tmp_path: Path, file: str, content: bytes) -> None:
     create(tmp_path).close()
     (tmp_path / file).write_bytes(content)

@@ -87,15 +87,9 @@ def test_a_full_disk_delays_metrics_and_stops_nothing(tmp_path: Path) -> None:
 def test_damaged_lines_are_told_and_one_that_a_kill_cut_short_is_not(tmp_path: Path) -> None:
     said: list[str] = []
     line, path = b'{"step": 1}\n', tmp_path / "metrics.jsonl"
-    for content, count in (
-        (line, 1),
-        (line + b'{"st', 1),
-        (b"{]\n" + line, 1),
-        (b"\x80\x04K", 0),
-        (b"{\0", 0),
-    ):
+    for content in (line, line + b'{"st', b"{]\n" + line, b"\x80\x04K", b"{\0"):
         path.write_bytes(content)
-        assert len(read_metrics(tmp_path, said.append)) == count
+        assert len(read_metrics(tmp_path, said.append)) == (line in content)
     assert said == [f"{path}: 1 line is left out, as damaged."] * 3
 
 
@@ -135,9 +129,8 @@ def test_time_goes_on_where_the_lines_before_a_resume_end(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_every_line_has_its_time(small: Small, metrics: Metrics, tmp_path: Path) -> None:
-    pretrain(small(epochs=2), tmp_path / "run")
-    lines = metrics(tmp_path / "run")
+def test_every_line_has_its_time(finished: Path, metrics: Metrics) -> None:
+    lines = metrics(finished)
     assert {name for line in lines for name in line} >= set(TIMES)
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
@@ -148,8 +141,9 @@ def test_every_line_has_its_time(small: Small, metrics: Metrics, tmp_path: Path)
 # Neighbours
 
 
-class Epochs(list[tuple[dict[int, int], Tensor, Tensor]]):
-    """Per epoch: every pair that was trained on, and the window's lists (ids, similarities) they were drawn from."""
+class Epochs(list[tuple[dict[int, int], Tensor, Tensor, Tensor]]):
+    """Per epoch: every pair that was trained on, the window's lists (ids, similarities) they were drawn from, and
+    the lists that were made in it."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, int] = {}
@@ -165,7 +159,7 @@ class Epochs(list[tuple[dict[int, int], Tensor, Tensor]]):
             slot = memory.epochs % memory.window
             ids[:, slot] = memory.current_ids
             similarities[:, slot] = memory.current_similarities.double()
-        self.append((self.pairs, ids, similarities))
+        self.append((self.pairs, ids, similarities, memory.current_ids.clone()))
         self.pairs = {}
 
 
@@ -195,17 +189,24 @@ def second(ids: Tensor, similarities: Tensor, but: set[int], k: int) -> int | No
 def test_partner_and_second_neighbour_are_the_papers(
     small: Small, metrics: Metrics, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """(b): j* as drawn has the image's class; (c): the best of p_win other than j* has."""
+    """(b): j* as drawn has the image's class; (c): the best of p_win other than j* has. And how often the first and
+    the second of the lists that were just made are of the class, or the image itself."""
     config = small(batch_size=20, **changes)  # 8 images are left over in each epoch
     epochs = Epochs()
     pretrain(config, tmp_path / "run", on_step=epochs.add)
     labels = open_images(config.data.source, size=16).labels
     assert labels is not None
     lines = [line for line in metrics(tmp_path / "run") if "epoch_loss" in line]
-    for line, (pairs, ids, similarities) in zip(lines, epochs, strict=True):
+    for line, (pairs, ids, similarities, made) in zip(lines, epochs, strict=True):
         assert len(pairs) == 40
         own = sum(bool(labels[i] == labels[j]) for i, j in pairs.items()) / 40
         assert line["partner_accuracy"] == pytest.approx(own)
+        for rank in (0, 1):  # images that were left over have no list
+            found = {i: int(made[i, rank]) for i in pairs}
+            itself = sum(i == j for i, j in found.items()) / 40
+            same = sum(bool(labels[i] == labels[j]) for i, j in found.items()) / 40
+            assert line[f"nn_self_top{rank + 1}"] == pytest.approx(itself)
+            assert line[f"nn_accuracy_top{rank + 1}"] == pytest.approx(same)
         if (ids < 0).all():
             assert line["second_neighbour_accuracy"] is None
             assert line["other_neighbour_accuracy"] is None

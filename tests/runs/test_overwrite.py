@@ -21,14 +21,10 @@ def old(tmp_path: Path) -> Path:
     """A run with everything that a run may hold, and its evaluations."""
     out = tmp_path / "run"
     RunFolder.create(out, Config(epochs=7), {}).close()
-    step = "checkpoints/step-000000012.1"
+    in_checkpoints = ("1/manifest.json", "1/memory-00001.safetensors", f"1.2-2{TEMPORARY}/a.safetensors")
     for name in (
         *("metrics.jsonl", "backbone.safetensors", "results.jsonl", f"x.1-1{TEMPORARY}"),
-        *(
-            f"{step}/manifest.json",
-            f"{step}/memory-00001.safetensors",
-            f"{step}.2-2{TEMPORARY}/a.safetensors",
-        ),
+        *(f"checkpoints/step-000000012.{name}" for name in in_checkpoints),
         *("history/epoch-000003-0123456789abcdef.safetensors", "tensorboard/events.out.tfevents.17.vm.1.0"),
         *(f"features/{'0' * 32}.safetensors", "encoders/epoch-0100.safetensors"),
     ):
