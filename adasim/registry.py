@@ -26,6 +26,7 @@ from adasim.settings import (
     SIAMESE_VIEWS,
     ConfidentSettings,
     DinoSettings,
+    NearestSettings,
     NnclrSettings,
     SimSiamSettings,
 )
@@ -115,7 +116,8 @@ PAIRS: Registry[Any] = Registry(
     "pair policy",
     "adasim.neighbors",
     {
-        **dict.fromkeys(("standard", "nearest", "adasim", "oracle"), Outline()),
+        **dict.fromkeys(("standard", "adasim", "oracle"), Outline()),
+        "nearest": Outline(NearestSettings),
         "confident": Outline(ConfidentSettings),
     },
 )

@@ -7,7 +7,7 @@ is wrong with a command is said before.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from adasim.util.errors import UserError
 from adasim.util.fields import at_least, between, check_fields, check_temperature, check_width
@@ -100,6 +100,18 @@ class NnclrSettings:
         check_width("nnclr.pred_dim", self.pred_dim)
         at_least("nnclr.queue_size", self.queue_size, 0)
         check_temperature("nnclr.temperature", self.temperature)
+
+
+@dataclass(kw_only=True)
+class NearestSettings:
+    """How an image meets its nearest neighbour (+NN)."""
+
+    space: Literal["image", "latent"] = "image"
+    """`image`: view 2 shows the neighbour. `latent`: both views show the image, and the neighbour's cached feature is
+    the target of both."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "nearest.")
 
 
 @dataclass(kw_only=True)

@@ -36,7 +36,7 @@ def test_every_cell_of_every_table_has_a_configuration_and_a_name_of_its_own(pap
 
 def test_arms_differ_from_the_baseline_in_their_pairs_alone(paper: Any) -> None:
     build = paper("settings").build
-    names = {"pairs", "confident", "neighbors"}
+    names = {"pairs", "confident", "nearest", "neighbors"}
     for method in ("simsiam", "dino"):
         baseline = build(method, "standard", 1).to_dict()
         for arm in ("nearest", "adasim", "confident", "oracle:p=0"):

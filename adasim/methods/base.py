@@ -80,6 +80,11 @@ class Method(nn.Module, ABC):
                 f"neighbors.timing=current needs a method in parts (encode, predict, loss); {config.method} has a "
                 f"forward alone. Use --neighbors.timing previous."
             )
+        if getattr(config.pair_settings, "space", "image") == "latent" and cls.project is Method.project:
+            raise UserError(
+                f"nearest.space=latent needs a method whose targets follow from a cached feature (project); "
+                f"{config.method} has none. Use --nearest.space image."
+            )
         if config.views.local_crops and not cls.takes_local_views:
             raise UserError(
                 f"views.local_crops={config.views.local_crops} needs a method that takes local views; "
@@ -101,15 +106,17 @@ class Method(nn.Module, ABC):
         """D, width of the cached feature."""
         return self.eval_encoder.dim
 
-    def forward(self, views: list[Tensor], epoch: int) -> Step:
+    def forward(self, views: list[Tensor], epoch: int, neighbours: Tensor | None = None) -> Step:
         """Loss of a batch: `views` holds the two global views, then any local ones, each (B, C, H, W).
 
         With micro-batches it is called once for each of them before `after_step` (see `continues_step`), and their
-        losses are averaged.
+        losses are averaged. `neighbours` comes with `--nearest.space latent` alone: see `aim_at`.
         """
         encoded = [self.encode(view) for view in views[:2]] + [EncodedView(view) for view in views[2:]]
         for view in encoded:
             self.predict(view)
+        if neighbours is not None:
+            self.aim_at(neighbours, encoded)
         return self.loss(encoded, epoch)
 
     def encode(self, pixels: Tensor) -> EncodedView:
@@ -123,6 +130,20 @@ class Method(nn.Module, ABC):
     def loss(self, views: list[EncodedView], epoch: int) -> Step:
         """The loss of views with their outputs, in the order of `forward`."""
         raise NotImplementedError
+
+    def project(self, feature: Tensor) -> Tensor:
+        """What a view with this feature (B, D) would have as target."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def aim_at(self, neighbours: Tensor, views: list[EncodedView]) -> None:
+        """Let cached features of neighbours (B, D) be the targets of both views; a row of zeros leaves its own.
+
+        The cache holds directions. They get the length of the image's own feature, as the head expects it.
+        """
+        target = self.project(neighbours * views[0].feature.norm(dim=1, keepdim=True))
+        for view in views[:2]:
+            view.target = torch.where(neighbours.any(dim=1, keepdim=True), target, view.target)
 
     def before_optimizer(self, epoch: int) -> None:
         """Between backward and the optimiser: drop the gradients of what does not learn yet."""

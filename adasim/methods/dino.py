@@ -63,10 +63,14 @@ class Dino(Method):
         feature = self.teacher.backbone(pixels)  # (B, D)
         return EncodedView(pixels, feature.float(), target=self.teacher.head(feature))
 
+    @torch.no_grad()
+    def project(self, feature: Tensor) -> Tensor:
+        return self.teacher.head(feature)
+
     def predict(self, view: EncodedView) -> None:
         view.output = self.student.head(self.student.backbone(view.pixels))
 
-    def forward(self, views: list[Tensor], epoch: int) -> Step:
+    def forward(self, views: list[Tensor], epoch: int, neighbours: Tensor | None = None) -> Step:
         """The parts, with views of one size in one forward pass: batch norm sees both global views together."""
         pair = self.encode(torch.cat(views[:2]))  # 2B images
         stacks = [pair.pixels, *([torch.cat(views[2:])] if views[2:] else [])]
@@ -75,6 +79,8 @@ class Dino(Method):
         encoded = [EncodedView(*half) for half in halves] + [EncodedView(view) for view in views[2:]]
         for view, output in zip(encoded, outputs, strict=True):
             view.output = output
+        if neighbours is not None:
+            self.aim_at(neighbours, encoded)
         return self.loss(encoded, epoch)
 
     def loss(self, views: list[EncodedView], epoch: int) -> Step:

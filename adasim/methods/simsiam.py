@@ -70,6 +70,9 @@ class SimSiam(Siamese):
 
     Settings = SimSiamSettings
 
+    def project(self, feature: Tensor) -> Tensor:
+        return self.projector(feature)
+
     def loss(self, views: list[EncodedView], epoch: int) -> Step:
         """-1/2 [mean cos(p1, stop-gradient z2) + mean cos(p2, stop-gradient z1)]."""
         first, second = views

@@ -240,6 +240,10 @@ class NeighborMemory:
             newest = self.history_ids[places, (self.epochs - 1) % self.window].long()
         return _first_other(newest, [ids], ids)
 
+    def features(self, ids: Ids) -> Tensor:
+        """The cached features of images (B, D), fp32, of unit norm; zeros of one that was never observed."""
+        return self.cache[self._places(checked_ids(ids, self.num_images)).to(self.cache.device)].float()
+
     def best_other(self, *but: Tensor) -> Tensor:
         """The candidate with the largest p_win that is in none of `but`, for each image held here; or -1.
 

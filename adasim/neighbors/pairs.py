@@ -15,7 +15,7 @@ from torch import Tensor
 
 from adasim.neighbors.memory import NeighborMemory
 from adasim.registry import PAIRS
-from adasim.settings import ConfidentSettings
+from adasim.settings import ConfidentSettings, NearestSettings
 from adasim.util.errors import UserError
 from adasim.util.seeding import uniform
 
@@ -47,6 +47,8 @@ class PairPolicy(ABC):
     reads_lists: ClassVar[bool] = True
     """Whether it needs the memory's lists of neighbours; without, nobody is looked up during an epoch."""
     needs_labels: ClassVar[bool] = False
+    latent: bool = False
+    """Whether a partner is met as its cached feature, the target of both views, and not as an image in view 2."""
     follows_total: ClassVar[tuple[str, ...]] = ()
     """In words, what of the policy follows a schedule over the whole run."""
 
@@ -95,13 +97,15 @@ class Standard(PairPolicy):
 class Nearest(PairPolicy):
     """+NN: always the best match other than the image itself, from the first finished epoch on."""
 
+    Settings = NearestSettings
     draws_from_memory = True
     memory: NeighborMemory
+    latent: bool = False
 
     @classmethod
     def build(cls, context: PairContext) -> Self:
         assert context.memory is not None
-        return cls(context.memory)
+        return cls(context.memory, (context.settings or NearestSettings()).space == "latent")
 
     @classmethod
     def check(cls, config: Any) -> None:

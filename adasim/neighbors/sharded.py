@@ -127,6 +127,16 @@ class ShardedMemory(NeighborMemory):
         """The best match other than the image itself in the newest list, from the images' owners."""
         return self._ask_owners(ids, super().nearest_other)
 
+    def features(self, ids: Ids) -> Tensor:
+        """The cached features of this rank's `ids`, from the images' owners."""
+        if self.exchange.world == 1:
+            return super().features(ids)
+        everyone, own = self._everyones(ids)
+        held = self._held_here(everyone)
+        answers = torch.full((len(everyone), self.dim), -torch.inf)  # each row has one owner
+        answers[held] = super().features(everyone[held]).cpu()
+        return self.exchange.maximum(answers)[own].to(self.cache.device)
+
     def _ask_owners(self, ids: Ids | None, answer: Callable[[Ids | None], Tensor]) -> Tensor:
         """One id per image, from `answer` on the rank that holds it; without `ids`, for all N images."""
         world = self.exchange.world

@@ -325,7 +325,9 @@ def decisive(config: dict[str, Any]) -> dict[str, Any]:
 
 def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
     """In words, which `decisive` settings differ so that a run cannot go on; empty if none does."""
-    names = (before.keys() | after.keys()) - {"micro_batch"}  # matters to batch norm alone: see `pretrain`
+    # micro_batch matters to batch norm alone: see `pretrain`. A setting that `before` does not have is newer than it
+    # and at its default, or another method's or policy's, which are named.
+    names = before.keys() - {"micro_batch"}
     if before.get("method") != after.get("method"):  # whose settings have nothing in common
         own = tuple(f"{settings.get('method')}." for settings in (before, after))
         names = {name for name in names if not name.startswith(own)}

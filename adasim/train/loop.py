@@ -124,14 +124,18 @@ class Training:
         state, memory, epoch = self.state, self.state.memory, self.state.epoch
         current = memory is not None and memory.timing == "current"
         partners = None if current else self.policy.partners(epoch)  # draw
-        batches = self.loader.epoch(epoch, partners, state.step_in_epoch)  # views
+        latent = self.policy.latent and not current
+        shown = torch.arange(len(self.images)) if latent else partners
+        batches = self.loader.epoch(epoch, shown, state.step_in_epoch)  # views
         while (batch := self.wait(lambda: next(batches, None))) is not None:
+            if latent and partners is not None:
+                batch = batch._replace(partners=partners[batch.ids.cpu()].to(batch.ids.device))
             torch.manual_seed(seeding.key(self.config.seed, "step", state.step))  # for stochastic depth
             if current:
                 with autocast(state.precision, self.ranks.device):
                     step, batch = self.ddp(partial(self.forward_and_draw, batch, epoch))
             else:
-                step = forward(state, self.ddp, batch.views)  # forward and loss
+                step = forward(state, self.ddp, batch.views, self.neighbours(batch))  # forward and loss
             loss, changed, save_due = self.agree(step.loss, batch, stop)
             observing = None
             if (
@@ -172,14 +176,25 @@ class Training:
         first = method.encode(in_layout(batch.views[0]))
         memory.observe(batch.ids, first.feature)  # observe
         partners = self.policy.partners(epoch, batch.ids.cpu())  # draw
-        pending = self.loader.fetch(epoch, batch.ids, partners)  # view 2, made while the student is busy
+        shown = batch.ids if self.policy.latent else partners
+        batch = batch._replace(partners=partners.to(batch.ids.device))
+        pending = self.loader.fetch(epoch, batch.ids, shown)  # view 2, made while the student is busy
         local = [EncodedView(in_layout(view)) for view in batch.views[1:]]
         for view in (first, *local):
             method.predict(view)
         second = method.encode(in_layout(self.wait(pending)))
         method.predict(second)
-        step = method.loss([first, second, *local], epoch)  # loss
-        return step, batch._replace(partners=partners.to(batch.ids.device))
+        if (neighbours := self.neighbours(batch)) is not None:
+            method.aim_at(neighbours, [first, second])
+        return method.loss([first, second, *local], epoch), batch  # loss
+
+    def neighbours(self, batch: Batch) -> Tensor | None:
+        """The cached features of the partners, if these are met in latent space; zeros where an image is its own."""
+        memory = self.state.memory
+        if not self.policy.latent or memory is None or memory.epochs == 0:
+            return None
+        others = (batch.partners != batch.ids)[:, None]
+        return memory.features(batch.partners).to(others.device) * others
 
     def wait(self, data: Callable[[], T]) -> T:
         """What `data` returns; the seconds that it takes are counted as waiting."""

@@ -29,10 +29,11 @@ from adasim.train.state import TrainState
 from adasim.util.collapse import feature_spread
 
 
-def forward(state: TrainState, ddp: Runner, views: list[Tensor]) -> Step:
+def forward(state: TrainState, ddp: Runner, views: list[Tensor], neighbours: Tensor | None = None) -> Step:
     """Forward pass and loss of a batch, in one piece or in micro-batches; torch's generators are seeded for the step.
 
-    Of several micro-batches, all but the last have their backward passes here, too.
+    Of several micro-batches, all but the last have their backward passes here, too. `neighbours` is for
+    `Method.aim_at`.
     """
     method, part, seed = state.method, state.part, torch.initial_seed()
     count = len(views[0]) // part.images  # of micro-batches
@@ -46,8 +47,9 @@ def forward(state: TrainState, ddp: Runner, views: list[Tensor]) -> Step:
             torch.manual_seed(seed)  # each micro-batch draws stochastic depth for all, and takes its own
         with nullcontext() if last else ddp.no_sync():
             pixels = [in_layout(view[rows]) for view in views]
+            more = {} if neighbours is None else {"neighbours": neighbours[rows]}
             with autocast(state.precision, pixels[0].device):
-                step = ddp(partial(method, pixels, state.epoch))
+                step = ddp(partial(method, pixels, state.epoch, **more))
             if not last:
                 state.scaler.scale(step.loss / count).backward()
                 step.loss = step.loss.detach()

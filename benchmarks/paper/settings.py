@@ -14,6 +14,7 @@ from adasim.config import Config
 from adasim.methods import NnclrSettings
 from adasim.neighbors import ConfidentSettings
 from adasim.recipes import get_recipe
+from adasim.settings import NearestSettings
 
 from .tables import read_arm
 
@@ -68,6 +69,14 @@ def dino_uncentred() -> Config:
     return config
 
 
+def dino_prototypes() -> Config:
+    """DINO with the paper's 65,536 prototypes instead of 512, for as many epochs as a desk allows."""
+    config = dino()
+    config.settings.out_dim = 65_536
+    config.epochs, config.optim.warmup_epochs, config.eval.every = 12, 2, 3
+    return config
+
+
 def dino_vit() -> Config:
     """DINO with the same settings on desk-vit's ViT of four blocks, with 8-pixel patches and for half as long.
 
@@ -101,6 +110,7 @@ METHODS: dict[str, Callable[[], Config]] = {
     "simsiam": simsiam,
     "dino": dino,
     "dino-vit": dino_vit,
+    "dino-65536": dino_prototypes,
     "dino-uncentred": dino_uncentred,
     "nnclr": nnclr,
     "infonce": infonce,
@@ -124,6 +134,7 @@ def build(method: str, arm: str, seed: int) -> Config:
     config = METHODS[method]()
     config.seed = seed
     pairs, changes = read_arm(arm)
+    space: Any = changes.pop("space", "image")
     values = {name: float(value) for name, value in changes.items()}
     known = {"confident": {f.name for f in fields(ConfidentSettings)}, "oracle": {"p"}}
     if strange := sorted(values.keys() - known.get(pairs, {"window", "k", "tau"})):
@@ -134,6 +145,8 @@ def build(method: str, arm: str, seed: int) -> Config:
         slower = {} if method == "simsiam-more" else {"start": 20, "decay": 0.9}
         whole = {name: int(values[name]) for name in ("start", "partners") if name in values}
         own = ConfidentSettings(**(slower | values | whole))  # type: ignore[arg-type]
+    elif pairs == "nearest":
+        own = NearestSettings(space=space)
     elif pairs == "oracle":
         config.neighbors.oracle_p = values.get("p", 0.5)
     else:

@@ -55,6 +55,7 @@ TABLES: dict[str, list[Cell]] = {
         *cells("simsiam-short", "adasim:k=3 adasim:k=10"),
     ],
     "collapse": cells("dino-uncentred", "standard"),
+    "latent": cells("dino-65536", "nearest:space=latent"),
     "contrast": [*cells("nnclr", "standard"), *cells("infonce", "standard nearest adasim")],
     "more": [*cells("simsiam-more", "standard confident", 3), *cells("simsiam-more", "adasim")],
     "weak": cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),

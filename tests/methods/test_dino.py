@@ -9,6 +9,7 @@ import torch
 
 from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.methods import Dino, DinoSettings, EncodedView, build_method
+from adasim.methods.dino import teacher_temperature
 from adasim.recipes import get_recipe
 from adasim.train.state import build_optimizer
 from adasim.train.step import set_schedules
@@ -157,6 +158,31 @@ def test_cached_feature_is_the_teachers_of_view_1_before_this_steps_average():
     assert not step.feature.requires_grad
     assert method.feature_dim == step.feature.shape[1] == 96
     assert method.eval_encoder is method.teacher.backbone
+
+
+def test_a_cached_neighbour_is_the_target_of_all_views_where_there_is_one():
+    """With the length of the image's own feature, through the teacher's head; by hand for each image."""
+    method = dino().train()
+    with torch.no_grad():
+        for p in method.student.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    batch = views() + views(1, size=8, seed=2)
+    cached = torch.nn.functional.normalize(torch.randn(5, 96), dim=1)
+    cached[3] = 0  # an image that is its own partner
+    step = method(batch, epoch=1, neighbours=cached)
+    one, two = [], []  # targets of view 2 and of view 1
+    for b in range(5):
+        own = [method.teacher.backbone(view[b : b + 1]) for view in batch[:2]]
+        there = own[0].norm() * cached[b : b + 1]
+        one.append(method.teacher.head(own[0] if b == 3 else there)[0])
+        two.append(method.teacher.head(own[1] if b == 3 else there)[0])
+    outputs = [method.student.head(method.student.backbone(view)) for view in batch]
+    targets = [torch.stack(one), torch.stack(two)]
+    temperature = teacher_temperature(method.config, 1)
+    expected = loss_by_loops(targets, outputs, method.center[0].tolist(), 0.1, temperature)
+    assert step.loss.item() == pytest.approx(expected, rel=1e-4)
+    assert step.loss.item() != pytest.approx(method(batch, epoch=1).loss.item(), rel=1e-3)
+    torch.testing.assert_close(step.feature, method.teacher.backbone(batch[0]))
 
 
 @pytest.mark.parametrize("count", [2, 4])

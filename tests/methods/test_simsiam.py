@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, ViewsConfig
-from adasim.methods import EncodedView, Method, SimSiam, SimSiamSettings, build_method
+from adasim.methods import EncodedView, Method, Nnclr, SimSiam, SimSiamSettings, build_method
 from adasim.recipes import simsiam_resnet50
+from adasim.settings import NearestSettings
 from adasim.train.state import build_optimizer
 from adasim.train.step import set_schedules
 from adasim.util.errors import UserError
@@ -37,6 +38,26 @@ def test_loss_is_the_symmetric_negative_cosine_and_no_gradient_reaches_the_targe
     assert z1.grad is z2.grad is None
     assert p1.grad is not None
     assert p2.grad is not None
+
+
+def test_a_cached_neighbours_projection_is_the_target_of_both_views():
+    method, pair = simsiam().train(), views()
+    cached = torch.nn.functional.normalize(torch.randn(6, method.feature_dim), dim=1)
+    length = method.encode(pair[0]).feature.norm(dim=1, keepdim=True)
+    z = method.projector(cached * length)
+    p1, p2 = (method.predictor(method.projector(method.encoder(view))) for view in pair)
+    expected = -sum(torch.cosine_similarity(p, z).mean() for p in (p1, p2)) / 2
+    step = method(pair, epoch=0, neighbours=cached)
+    torch.testing.assert_close(step.loss, expected, rtol=1e-5, atol=1e-5)
+    step.loss.backward()
+    assert method.encoder.net.layer4[0].conv1.weight.grad.abs().sum() > 0
+
+
+def test_a_method_without_targets_of_features_has_no_latent_neighbours():
+    config = Config(method="nnclr", pairs="nearest", pair_settings=NearestSettings(space="latent"))
+    with pytest.raises(UserError, match=r"--nearest\.space image"):
+        Nnclr.check(config)
+    Nnclr.check(replace(config, pair_settings=None))
 
 
 def test_gradient_reaches_the_encoder_through_the_predictor():

@@ -94,6 +94,7 @@ def live(memory: NeighborMemory, case: Case, start: int, stop: int, rank: int, w
         if case.timing == "current":
             notes.append(("partners of", memory.draw_partners(epoch, 0.2, 1, ids[mine])))
             notes.append(("nearest of", memory.nearest_other(ids[mine])))
+            notes.append(("features of", memory.features(case.n - 1 - ids[mine])))
         if number + 1 == len(batches) or batches[number + 1][0] != epoch:
             memory.end_epoch()
             notes.append(("distribution", *memory.distribution(everyone.tensor_split(world)[rank], 0.2)))

@@ -315,6 +315,8 @@ def test_the_same_run_is_accepted_also_with_other_ways_to_run_it() -> None:
     now = Config(device="cuda", deterministic=True, save=SaveConfig(keep=5), micro_batch=8, epochs=200)
     now.data.workers, now.data.source, now.eval.every = 7, "/moved/elsewhere", 3
     check_same(Config(), now)
+    old = {"pairs": "nearest"}  # a checkpoint from before there was this setting
+    assert not changed_settings(old, old | {"nearest.space": "image"})
 
 
 @pytest.mark.parametrize(

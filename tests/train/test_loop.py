@@ -19,10 +19,11 @@ import adasim
 from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import Batch, BatchedViews, PairLoader, open_images
-from adasim.methods import Dino, Step
+from adasim.methods import Dino, EncodedView, Step
 from adasim.neighbors import ConfidentSettings, Oracle
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
 from adasim.runs.folder import RunFolder
+from adasim.settings import NearestSettings
 from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.state import TrainState, build_policy, build_state
 from adasim.util.seeding import permutation
@@ -123,6 +124,40 @@ def test_nearest_pairs_take_the_best_other_image_of_the_epoch_before(
         for i, partner in zip(ids.tolist(), partners.tolist(), strict=True):
             expected = i if epoch == 0 else next(j for j in pairs.lists[epoch - 1][i] if j != i)
             assert partner == expected
+
+
+@pytest.mark.parametrize("timing", ["previous", "current"])
+def test_latent_neighbours_are_cached_features_and_views_show_the_image(
+    tmp_path: Path, small: Small, pairs: Recorder, monkeypatch: pytest.MonkeyPatch, timing: str
+) -> None:
+    config = small(pairs="nearest", pair_settings=NearestSettings(space="latent"), neighbors__timing=timing)
+    array = open_images(config.data.source, size=16).as_array()
+    images = torch.empty(0) if array is None else array
+    aimed_at: list[tuple[Tensor, Tensor]] = []
+    aim_at = Dino.aim_at
+
+    def watched(method: Dino, neighbours: Tensor, views: list[EncodedView]) -> None:
+        memory = training.state.memory
+        assert memory is not None
+        aimed_at.append((neighbours, memory.cache.clone()))
+        aim_at(method, neighbours, views)
+
+    def look(state: TrainState, batch: Batch, loss: float) -> None:
+        pairs.add(state, batch, loss)
+        for number, shown in enumerate(batch.views, start=1):
+            expected = views(images[batch.ids], number, config.seed, state.epoch, batch.ids)
+            torch.testing.assert_close(shown, expected)
+
+    views = BatchedViews(config.views)
+    training = start(config, tmp_path / "run")
+    training.on_step = look
+    monkeypatch.setattr(Dino, "aim_at", watched)
+    training.run()
+    assert len(aimed_at) == len(pairs) - 3  # all but those of the first epoch
+    for (epoch, ids, partners), (neighbours, cache) in zip(pairs[3:], aimed_at, strict=True):
+        lists = pairs.lists[epoch - 1 if timing == "previous" else epoch]
+        assert partners.tolist() == [next(j for j in lists[i] if j != i) for i in ids.tolist()]
+        assert torch.equal(neighbours, cache[partners])
 
 
 def test_oracle_pairs_share_the_class_and_follow_the_schedule(

@@ -17,6 +17,7 @@ from pretrainings import MANIFEST, STEP, WRITE, Metrics, Run, Runs, Small
 import adasim
 from adasim.config import Config
 from adasim.runs.metrics import TIMES
+from adasim.settings import NearestSettings
 from adasim.util.files import TEMPORARY
 
 pytestmark = pytest.mark.slow
@@ -117,6 +118,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "in memory": {"save__encoder_every": 1},
     "partners drawn in the current epoch": {"neighbors__timing": "current"},
     "nearest pairs": {"pairs": "nearest"},
+    "latent neighbours": {"pairs": "nearest", "pair_settings": NearestSettings(space="latent")},
     "nnclr, resnet, confident pairs": {
         "method": "nnclr",
         "model__name": "resnet_tiny",
