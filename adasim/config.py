@@ -168,6 +168,9 @@ class NeighborsConfig:
     timing: Literal["previous", "current"] = "previous"
     """`previous`: partners come from the w epochs before this one, as released. `current`: the window includes
     this epoch (Algorithm 1 as printed); the partner is drawn after the image's own forward pass."""
+    view: Literal["first", "second", "mean"] = "first"
+    """Whose feature is looked up and cached for an image: view 1's, view 2's (which shows the partner), or the mean
+    of both, each of unit norm; as the released code's nn_rep_type."""
     cache: Literal["auto", "float32", "float16"] = "auto"
     """Type of the feature cache; `auto` is float16 on an accelerator and float32 on a CPU."""
     watch: bool = False

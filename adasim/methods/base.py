@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from adasim.config import Config, OptimConfig
 from adasim.models import Backbone
@@ -33,6 +34,20 @@ class Step:
     """The feature of view 1 to cache: (B, D), float32, detached, not normalised."""
     diagnostics: dict[str, Tensor]
     """Scalars to log, detached and still on the device."""
+    second: Tensor | None = None
+    """The feature of view 2, likewise; for `--neighbors.view second` or `mean` alone."""
+
+    def observed(self, view: str) -> Tensor:
+        """What the neighbour memory observes, of any length: `view` is `--neighbors.view`."""
+        if view == "first":
+            return self.feature
+        if self.second is None:
+            raise UserError(
+                f"neighbors.view={view} needs a method that tells the feature of view 2 (Step.second)."
+            )
+        if view == "second":
+            return self.second
+        return F.normalize(self.feature, dim=1) + F.normalize(self.second, dim=1)
 
 
 @dataclass
@@ -79,6 +94,11 @@ class Method(nn.Module, ABC):
             raise UserError(
                 f"neighbors.timing=current needs a method in parts (encode, predict, loss); {config.method} has a "
                 f"forward alone. Use --neighbors.timing previous."
+            )
+        if draws_within_the_step(config) and config.neighbors.view != "first":
+            raise UserError(
+                f"neighbors.timing=current observes an image before its view 2 is drawn, so neighbors.view="
+                f"{config.neighbors.view} is not known. Use --neighbors.timing previous, or --neighbors.view first."
             )
         if getattr(config.pair_settings, "space", "image") == "latent" and cls.project is Method.project:
             raise UserError(

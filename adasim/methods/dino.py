@@ -106,7 +106,7 @@ class Dino(Method):
             "kl": loss.detach() - entropy,  # each teacher view stands in equally many terms
             "feature_spread": feature_spread(feature),
         }
-        return Step(loss, feature, diagnostics)
+        return Step(loss, feature, diagnostics, views[1].feature)
 
     def before_optimizer(self, epoch: int) -> None:
         """Hold the last layer in its first epochs: without a gradient the optimiser skips it, decay too."""

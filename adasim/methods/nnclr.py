@@ -46,7 +46,7 @@ class Nnclr(Siamese):
         if len(self.queue):
             earlier = [self._next] if self.continues_step and self._next is not None else []
             self._next = torch.cat([*earlier, _everyones(z1.detach())])
-        return self.step(loss, first)
+        return self.step(loss, views)
 
     def _info_nce(self, z: Tensor, prediction: Tensor) -> Tensor:
         """Mean over i of -log softmax over k of NN(z_i) . p_k / temperature, at k = i."""

@@ -52,13 +52,14 @@ class Siamese(Method):
     def predict(self, view: EncodedView) -> None:
         view.output = self.predictor(view.target)
 
-    def step(self, loss: Tensor, first: EncodedView) -> Step:
-        """What the loop is told of a step whose view 1 is `first`."""
+    def step(self, loss: Tensor, views: list[EncodedView]) -> Step:
+        """What the loop is told of a step."""
+        first, second = views
         diagnostics = {
             "feature_spread": feature_spread(first.feature),
             "projection_spread": feature_spread(first.target),
         }
-        return Step(loss, first.feature, diagnostics)
+        return Step(loss, first.feature, diagnostics, second.feature)
 
 
 @METHODS.register("simsiam")
@@ -77,7 +78,7 @@ class SimSiam(Siamese):
         """-1/2 [mean cos(p1, stop-gradient z2) + mean cos(p2, stop-gradient z1)]."""
         first, second = views
         loss = -0.5 * (_cosine(first.output, second.target) + _cosine(second.output, first.target))
-        return self.step(loss, first)
+        return self.step(loss, views)
 
     def param_groups(self, optim: OptimConfig) -> list[dict[str, Any]]:
         encoder = [*self.encoder.named_parameters(), *self.projector.named_parameters()]

@@ -141,7 +141,7 @@ class Training:
             if (
                 memory is not None and not current
             ):  # observe: the features travel during the backward pass, ...
-                observing = memory.observe_async(batch.ids, step.feature)
+                observing = memory.observe_async(batch.ids, step.observed(self.config.neighbors.view))
             learn(state, step.loss, self.config, self.steps_per_epoch)  # step
             if observing is not None:
                 observing()  # ... are looked up in the cache, and then written into it

@@ -112,4 +112,6 @@ def _joined(steps: list[Step]) -> Step:
     }
     if "feature_spread" in diagnostics:
         diagnostics["feature_spread"] = feature_spread(feature)
-    return Step(torch.stack([step.loss for step in steps]).mean(), feature, diagnostics)
+    seconds = [step.second for step in steps if step.second is not None]
+    second = torch.cat(seconds) if seconds else None
+    return Step(torch.stack([step.loss for step in steps]).mean(), feature, diagnostics, second)

@@ -147,4 +147,6 @@ def test_a_method_with_a_forward_alone_cannot_draw_partners_within_a_step():
     with pytest.raises(UserError, match="timing previous"):
         Whole.check(config)
     Whole.check(replace(config, pairs="standard"))
+    with pytest.raises(UserError, match=r"view=mean is not known"):
+        SimSiam.check(replace(config, neighbors=NeighborsConfig(timing="current", view="mean")))
     SimSiam.check(config)

@@ -260,11 +260,15 @@ def test_a_runs_memory_and_policy_have_the_runs_settings(small: Small) -> None:
     assert (memory.means.decay, memory.window, memory.lists) == (0.6, 1, False)
 
 
-@pytest.mark.parametrize("timing", ["previous", "current"])
-def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
-    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch, timing: str
+@pytest.mark.parametrize(
+    ("timing", "view"),
+    [("previous", "first"), ("current", "first"), ("previous", "second"), ("previous", "mean")],
+)
+def test_the_memory_gets_the_teachers_features_from_before_the_step(
+    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch, timing: str, view: str
 ) -> None:
-    config = small(epochs=2, settings__teacher_momentum=0.5, neighbors__timing=timing)  # a teacher that moves
+    changes = {"neighbors__timing": timing, "neighbors__view": view, "pairs": "nearest"}
+    config = small(epochs=3, settings__teacher_momentum=0.5, **changes)  # a teacher that moves
     training = start(config, tmp_path / "run")
     method, memory = training.state.method, training.state.memory
     assert isinstance(method, Dino)
@@ -279,16 +283,28 @@ def test_the_memory_gets_the_teachers_view_1_features_from_before_the_step(
     def checked_observe(ids: Tensor, features: Tensor) -> Any:
         nonlocal checked
         teacher.load_state_dict(before)
-        view_1 = views(images[ids], 1, config.seed, training.state.epoch, ids)
+        epoch = training.state.epoch
+        if timing == "previous":
+            partners = training.policy.partners(epoch)[ids]
+            assert epoch == 0 or not torch.equal(partners, ids)
+        else:
+            partners = ids
+        pair = (
+            views(images[ids], 1, config.seed, epoch, ids),
+            views(images[partners], 2, config.seed, epoch, ids),
+        )
         with torch.no_grad():
-            torch.testing.assert_close(features, teacher.backbone(view_1), rtol=1e-4, atol=1e-5)
+            first, second = (teacher.backbone(pixels) for pixels in pair)
+        both = first / first.norm(dim=1, keepdim=True) + second / second.norm(dim=1, keepdim=True)
+        expected = {"first": first, "second": second, "mean": both}[view]
+        torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
         checked += 1
         return observe_async(ids, features)
 
     monkeypatch.setattr(memory, "observe_async", checked_observe)
     training.on_step = lambda *_: before.update(copy.deepcopy(method.teacher.state_dict()))
     training.run()
-    assert checked == 6
+    assert checked == 9
 
 
 # What a person sees

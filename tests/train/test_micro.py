@@ -49,6 +49,7 @@ def one_step(
     found = {
         "loss": step.loss.detach(),
         "feature": step.feature,
+        "second": step.observed("second"),
         "center": state.method.get_buffer("center"),
         **step.diagnostics,
     }
