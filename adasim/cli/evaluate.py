@@ -45,7 +45,8 @@ class Encoder(Command):
 
 @dataclass(kw_only=True)
 class TableArguments:
-    """Compare the newest results of several runs; differences to the first run stand in brackets."""
+    """Compare the newest results of several runs. Those that differ by --seed alone share a row, as mean ± standard
+    deviation; gains over the first row, between runs of the same seed, stand in brackets."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run folders (or files of results), the baseline first."""
@@ -119,7 +120,7 @@ def show_table(arguments: TableArguments, console: Console) -> None:
     for run in arguments.runs:
         check_file(run, "its spelling")
 
-    from adasim.eval.results import compare, print_comparison, to_latex, to_markdown
+    from adasim.eval.table import LEGEND, compare, print_comparison, to_latex, to_markdown
 
     aside = terminal.console(stderr=True)  # the table may be on its way into a file
     comparison = compare(list(arguments.runs), lambda sentence: aside.print(sentence, soft_wrap=True))
@@ -127,6 +128,8 @@ def show_table(arguments: TableArguments, console: Console) -> None:
         print_comparison(comparison, console)
     else:
         console.out({"markdown": to_markdown, "latex": to_latex}[arguments.format](comparison), end="")
+    if comparison.has_seeds():
+        aside.print(LEGEND, style="dim")
 
 
 def show_evaluations(console: Console) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from adasim.registry import PAIRS
 from adasim.util.terminal import shortened
 
 if TYPE_CHECKING:
@@ -226,20 +225,15 @@ def group(runs: Sequence[RunCurves]) -> Grouped:
     Two runs of the same settings and the same seed differ by something that we cannot see (a version, a repetition):
     they are kept apart, and named by their folders.
     """
-    settings = [settings_of(one.run) for one in runs]
-    places_of: dict[str, dict[str, Any]] = {}
-    for each, own in zip(runs, settings, strict=True):  # the same images, wherever they lay
-        if each.run.data_fingerprint is not None:
-            where = {name: own[name] for name in ("data.source", "data.exclude")}
-            own |= places_of.setdefault(each.run.data_fingerprint, where)
-    keys = [json.dumps(one, sort_keys=True) for one in settings]
-    members = {key: [i for i, other in enumerate(keys) if other == key] for key in keys}  # in the runs' order
-    words, unsaid = labels([settings[places[0]] for places in members.values()])
+    from adasim.runs.grouping import group_by_setting  # torch comes with it
+
+    grouped = group_by_setting([(one.run.config, one.run.data_fingerprint) for one in runs])
+    words, unsaid = labels([settings for settings, _ in grouped])
     names = [folder_name(one.run) for one in runs]
     if len(set(names)) < len(names):
         names = [shortened(one.run.path, _LETTERS) for one in runs]
     groups: list[Group] = []
-    for label, places in zip(words, members.values(), strict=True):
+    for label, (_, places) in zip(words, grouped, strict=True):
         seeds = {runs[i].run.config.seed for i in places}
         if len(seeds) == len(places):
             groups.append(Group(label, [runs[i] for i in places]))
@@ -249,25 +243,6 @@ def group(runs: Sequence[RunCurves]) -> Grouped:
     for one in again:  # what tells them apart has no place in both, as between versions
         one.label = _joined([one.label, names[list(runs).index(one.runs[0])]])
     return Grouped(groups, unsaid)
-
-
-def settings_of(run: Run) -> dict[str, Any]:
-    """All settings that shape what is learnt but the seed, by their names on the command line; without those that
-    have no effect beside the others."""
-    from adasim.runs.folder import decisive, flatten  # torch comes with it
-
-    config = run.config
-    flat = flatten(json.loads(json.dumps(config.to_dict())))
-    shaping = decisive(config.to_dict()) | {name: flat[name] for name in ("data.source", "data.exclude")}
-    idle = {"seed", "neighbors.watch", "neighbors.cache", "views.in_memory", "views.reduced_jpeg"}
-    policy = PAIRS[config.pairs]
-    if not policy.draws_from_memory and not config.neighbors.watch:
-        idle |= {name for name in shaping if name.startswith("neighbors.") and name != "neighbors.oracle_p"}
-    if config.pairs in ("standard", "nearest", "oracle", "confident"):
-        idle.add("neighbors.tau")
-    if config.pairs != "oracle":
-        idle.add("neighbors.oracle_p")
-    return {name: value for name, value in shaping.items() if name not in idle}
 
 
 def labels(settings: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
@@ -316,7 +291,9 @@ def in_words(name: str, value: Any) -> str:
 
 def shared_words(runs: Sequence[RunCurves]) -> str:
     """What all runs have in common, for a title: method, encoder, pairs, images."""
-    settings = [settings_of(one.run) for one in runs]
+    from adasim.runs.grouping import settings_of
+
+    settings = [settings_of(one.run.config) for one in runs]
     words = [
         in_words(name, settings[0][name])
         for name in ("method", "model.name", "pairs", "data.source")

@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from adasim.util.statistics import mean_and_deviation, paired_gain, with_spread
+
 from .tables import TABLES, Cell, read_arm, transferred
 
 Lines = list[dict[str, Any]]
@@ -78,10 +80,7 @@ def newest(lines: Lines) -> dict[Cell, dict[str, Any]]:
 def figure_of(lines: Lines, name: str) -> str:
     """Mean over seeds, with the standard deviation where there are several."""
     values = [line[name] for line in lines if name in line]
-    if not values:
-        return ""
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
+    return with_spread(*mean_and_deviation(values)) if values else ""
 
 
 def gain_of(ours: Lines, standard: Lines, name: str) -> str:
@@ -91,9 +90,6 @@ def gain_of(ours: Lines, standard: Lines, name: str) -> str:
     >>> gain_of([{"seed": 0, "knn": 3.0}, {"seed": 1, "knn": 6.0}], standard, "knn")
     '+3.0 ± 1.0'
     """
-    base = {line["seed"]: line[name] for line in standard if name in line}
-    gains = [line[name] - base[line["seed"]] for line in ours if name in line and line["seed"] in base]
-    if not gains or ours == standard:
-        return ""
-    error = f" ± {statistics.stdev(gains) / len(gains) ** 0.5:.1f}" if len(gains) > 1 else ""
-    return f"{statistics.mean(gains):+.1f}{error}"
+    first, base = ({line["seed"]: line[name] for line in lines if name in line} for lines in (ours, standard))
+    gain = paired_gain(first, base)
+    return "" if gain is None or ours == standard else with_spread(*gain, "+")

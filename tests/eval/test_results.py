@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +14,11 @@ from pathlib import Path
 import pytest
 
 from adasim.cli.main import main
-from adasim.eval.results import (
-    Result,
-    append_result,
-    compare,
-    print_comparison,
-    read_results,
-    to_latex,
-    to_markdown,
-)
+from adasim.config import Config
+from adasim.eval.results import Result, append_result, read_results
 from adasim.eval.splits import data_name
+from adasim.eval.table import compare, print_comparison, to_latex, to_markdown
+from adasim.runs.folder import RunFolder
 from adasim.util import terminal
 from adasim.util.errors import UserError
 
@@ -97,8 +94,8 @@ def test_a_table_shows_the_newest_values_and_their_difference_to_the_first_run(t
     assert table.headings == [("k-NN", "k=20", "photos"), ("linear", "dino, quick", "photos")]
     (name, first), (other, second) = table.rows
     assert (name, other) == ("dino", "adasim")
-    assert first == [(68.4, None), (71.9, None)]
-    assert second == [(70.1, pytest.approx(1.7)), (73.3, pytest.approx(1.4))]
+    assert first == [(68.4, None, None, None), (71.9, None, None, None)]
+    assert second == [(70.1, None, pytest.approx(1.7), None), (73.3, None, pytest.approx(1.4), None)]
 
 
 def test_runs_of_a_sweep_keep_their_whole_names(tmp_path: Path) -> None:
@@ -134,7 +131,7 @@ def test_values_on_other_images_or_in_other_settings_are_not_compared(tmp_path: 
     table = compare([base, ours])
     assert len(table.headings) == 4
     assert len({heading for heading in table.headings}) == 4
-    assert all(cell is None or cell[1] is None for _, cells in table.rows for cell in cells)
+    assert all(cell is None or cell.gain is None for _, cells in table.rows for cell in cells)
 
 
 def test_few_shot_results_get_an_average_for_runs_that_have_all_of_them(tmp_path: Path) -> None:
@@ -142,8 +139,8 @@ def test_few_shot_results_get_an_average_for_runs_that_have_all_of_them(tmp_path
     ours = run_with(tmp_path / "b", result("fewshot", 41.0, "cars"))
     table = compare([base, ours])
     assert [heading[2] for heading in table.headings] == ["cars", "pets", "average"]
-    assert table.rows[0][1][2] == (50.0, None)
-    assert table.rows[1][1] == [(41.0, 1.0), None, None]
+    assert table.rows[0][1][2] == (50.0, None, None, None)
+    assert table.rows[1][1] == [(41.0, None, 1.0, None), None, None]
 
 
 def test_markdown_has_brackets_dashes_and_a_bold_best(tmp_path: Path) -> None:
@@ -166,6 +163,57 @@ def test_latex_is_a_tabular_whose_names_are_escaped(tmp_path: Path) -> None:
     assert r"vit\_s\_ada & \textbf{70.1} (+1.7) \\" in text
 
 
+@pytest.fixture
+def seeds(tmp_path: Path) -> Callable[..., list[Path]]:
+    """seeds(pairs, {seed: k-NN accuracy}): run folders PAIRS-sSEED with one result each."""
+
+    def make(pairs: str, values: dict[int, float]) -> list[Path]:
+        runs = [tmp_path / f"{pairs}-s{seed}" for seed in values]
+        for run, (seed, value) in zip(runs, values.items(), strict=True):
+            RunFolder.create(run, Config(pairs=pairs, seed=seed), {"fingerprint": "same"}).close()
+            append_result(run / "results.jsonl", result(value=value), "cpu")
+        return runs
+
+    return make
+
+
+def test_runs_that_differ_by_seed_share_a_row_and_gains_are_paired_by_seed(
+    seeds: Callable[..., list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = seeds("standard", {0: 10.0, 1: 50.0, 2: 30.0})
+    ours = seeds("adasim", {2: 33.0, 1: 51.0, 7: 99.0})
+    loose = tmp_path / "published.jsonl"
+    append_result(loose, result(value=40.0), "cpu")
+    table = compare([*base, *ours, loose])
+    assert [name for name, _ in table.rows] == ["standard (3 seeds)", "adasim (3 seeds)", "published"]
+    cells = [cell for _, (cell,) in table.rows if cell is not None]
+    assert cells[0] == (30.0, 20.0, None, None)  # 10, 30 and 50
+    # 33, 51 and 99: mean 61, squares of 28, 10 and 38 over 2; gains of 3 and 1: deviation 1.41, over the root of 2
+    assert cells[1] == pytest.approx((61.0, (2328 / 2) ** 0.5, 2.0, 1.0))
+    assert cells[2] == (40.0, None, 10.0, None)  # has no seed: compared with the mean
+    assert "| adasim (3 seeds) | **61.0 ± 34.1** (+2.0 ± 1.0) |" in to_markdown(table)
+    assert r"adasim (3 seeds) & \textbf{61.0 $\pm$ 34.1} (+2.0 $\pm$ 1.0) \\" in to_latex(table)
+    main(["eval", "table", *map(str, [*base, *ours]), "--format", "markdown"])
+    assert "mean ± standard deviation" in capsys.readouterr().err
+
+
+def test_a_seed_that_is_missing_is_said_and_a_repeated_one_has_a_row_of_its_own(
+    seeds: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    base, ours = seeds("standard", {0: 10.0, 1: 20.0}), seeds("adasim", {2: 30.0, 3: 40.0})
+    append_result(base[0] / "results.jsonl", result("linear", 60.0), "cpu")
+    said: list[str] = []
+    table = compare([*base, *ours], said.append)
+    assert table.rows[1][1] == [(35.0, pytest.approx(50**0.5), None, None), None]
+    assert said == [
+        "standard (2 seeds): linear, dino, quick, photos was measured for 1 of 2 seeds.",
+        "adasim (2 seeds): k-NN, k=20, photos has no gain, since no seed is one of standard (2 seeds), too.",
+    ]
+    again = tmp_path / "again"
+    shutil.copytree(base[0], again)
+    assert [name for name, _ in compare([*base, again]).rows] == ["standard-s0", "standard-s1", "again"]
+
+
 @pytest.mark.parametrize("width", [60, 80, 300])
 def test_no_number_is_cut_however_narrow_the_terminal(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -186,8 +234,8 @@ def test_no_number_is_cut_however_narrow_the_terminal(
     assert max(map(len, shown.splitlines())) <= width
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown
     numbers = sorted(re.findall(r"\d+\.\d(?: \([+-]\d+\.\d\))?", shown))
-    values = [cell for _, cells in table.rows for cell in cells if cell]
-    assert numbers == sorted(f"{v:.1f}" + ("" if gap is None else f" ({gap:+.1f})") for v, gap in values)
+    values = [(cell.value, cell.gain) for _, cells in table.rows for cell in cells if cell]
+    assert numbers == sorted(f"{v:.1f}" + ("" if gain is None else f" ({gain:+.1f})") for v, gain in values)
     assert ("run" in shown.split()) == (width == 300)  # a row for each where there is room
 
 
