@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -12,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,16 +137,26 @@ def forked(work: Callable[[], None]) -> tuple[int, str]:
         return code, said.read()
 
 
-def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def command(line: str) -> None:
+    """`adasim LINE`, where no word has a space."""
+    main(line.split())
+
+
+def refusal(arguments: list[str] | str, capsys: pytest.CaptureFixture[str]) -> str:
     """What `adasim ARGUMENTS` says on standard error, one line, having exited with code 2."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        main(arguments)
+        main(arguments.split() if isinstance(arguments, str) else arguments)
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert error.count("\n") == 1, error
     return error
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """What stands in a .jsonl file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def in_one_line(text: str) -> str:

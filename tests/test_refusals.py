@@ -32,6 +32,8 @@ REFUSED = {
     "pretrain demo --model.init no/where": "No backbone at no/where",
     "pretrain demo --model.init {file} --gpu 0": "There is no option --gpu. Did you mean --device?",
     "pretrain demo --out {run}": "already holds another run",
+    "pretrain --resume": "--resume needs the folder",
+    "pretrain --resume {images}": "not the folder of a run",
     "pretrain --resume nowhere": "nowhere is not the folder of a run: there is no such folder",
     "pretrain photos --data nowhere": "No such folder: nowhere",
     "pretrain photos --data {images} --out {run} --yes": "already holds another run",

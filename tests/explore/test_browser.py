@@ -98,13 +98,16 @@ class Tab:
             "word => Object.values(localStorage).some((text) => text.includes(word))", arg=word
         )
 
-    @contextmanager
-    def resized(self, width: int, scheme: Any = "light") -> Iterator[None]:
-        self.page.emulate_media(color_scheme=scheme)
-        self.page.set_viewport_size({"width": width, "height": 900})
-        yield
-        self.page.emulate_media(color_scheme="light")
-        self.page.set_viewport_size({"width": 1280, "height": 900})
+
+@contextmanager
+def window(browser: Any, explored: Explored, width: int = 1280, scheme: str = "light") -> Iterator[Tab]:
+    """A window that stores nothing of other windows; at its end nothing may have been complained about."""
+    viewport = {"width": width, "height": 900}
+    context = browser.new_context(viewport=viewport, color_scheme=scheme, accept_downloads=True)
+    tab = Tab(context.new_page(), explored)
+    yield tab
+    assert tab.complaints == []
+    context.close()
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +123,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def shared(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    yield Tab(context.new_page(), explored(tmp_path_factory.mktemp("explored")))
-    context.close()
+    with window(browser, explored(tmp_path_factory.mktemp("explored"))) as tab:
+        yield tab
+
+
+@pytest.fixture
+def alone(browser: Any, shared: Tab) -> Iterator[Tab]:
+    with window(browser, shared.explored) as tab:
+        yield tab
 
 
 @pytest.fixture
@@ -162,17 +170,26 @@ def serious(tab: Tab) -> list[tuple[str, str, list[str]]]:
 
 
 VIEWS = ("overview", "neighbours", "neighbours?image=3", "duplicates", "wrong-labels", "surprising", "lonely")
+HOSTILE_NAMES = {f"train/blue/{printable(name)}" for name in HOSTILE}
 
 
-def test_every_view_opens_from_the_disk_without_a_request_or_a_complaint(tab: Tab) -> None:
-    for view in VIEWS:
-        tab.open(f"#/{view}")
-        assert tab.page.locator("nav a[aria-current=page]").count() == 1
-    assert set(tab.requests) <= {tab.explored.page.as_uri() + f"#/{view}" for view in VIEWS} | {
-        tab.explored.page.as_uri()
-    }
-    shown = tab.page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
-    assert all(name.startswith(("blob:", "data:")) for name in shown)
+@pytest.mark.parametrize(
+    ("scheme", "width", "views"),
+    [("light", 1280, VIEWS), ("dark", 390, ("overview", "neighbours?image=3", "wrong-labels"))],
+)
+def test_every_view_opens_from_the_disk_without_a_request_and_nothing_stands_in_a_screen_readers_way(
+    browser: Any, shared: Tab, scheme: str, width: int, views: tuple[str, ...]
+) -> None:
+    address = shared.explored.page.as_uri()
+    with window(browser, shared.explored, width, scheme) as tab:
+        for view in views:
+            tab.open(f"#/{view}")
+            assert tab.page.locator("nav a[aria-current=page]").count() == 1
+            assert serious(tab) == []
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert set(tab.requests) <= {address, *(f"{address}#/{view}" for view in views)}
+        shown = tab.page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
+        assert all(name.startswith(("blob:", "data:")) for name in shown)
 
 
 def test_ten_items_are_reviewed_by_keyboard_alone_and_survive_a_reload(tab: Tab) -> None:
@@ -184,8 +201,7 @@ def test_ten_items_are_reviewed_by_keyboard_alone_and_survive_a_reload(tab: Tab)
     keys = ["1", "2", "3", "4", "2", "1", "2", "4", "1", "3"]
     tab.press(*keys)
     assert "10 of" in tab.page.inner_text("#progress")
-    tab.press("u")  # the last one was a mistake
-    tab.press("2")
+    tab.press("u", "2")  # the last one was a mistake
     keys[-1] = "2"
     tab.reload()
     meaning = {"1": "keep", "2": "reject", "3": "relabel", "4": "unsure"}
@@ -232,8 +248,7 @@ def test_a_chosen_duplicate_is_kept_also_in_a_group_that_is_judged_in_part(tab: 
     tab.press("1")  # keeps the second, too: its verdict among the duplicates is taken back
     tab.open(f"#/duplicates?only={first}")
     tab.press("ArrowRight", "ArrowRight", "m", "2")
-    verdicts = tab.verdicts()
-    assert (verdicts[first], verdicts[second]) == ("reject", "keep")
+    assert {first: "reject", second: "keep"}.items() <= tab.verdicts().items()
 
 
 def test_a_verdict_in_one_list_neither_replaces_nor_answers_that_of_another(tab: Tab) -> None:
@@ -301,8 +316,7 @@ def test_a_tab_puts_back_what_another_one_overwrote_before_it_knew_of_it(tab: Ta
     other.wait_until_stored("reject")
     other.press("4")
     tab.wait_until_stored("unsure")
-    for page in (tab, other):
-        assert sorted(page.verdicts().values()) == ["reject", "unsure"]
+    assert sorted(tab.verdicts().values()) == sorted(other.verdicts().values()) == ["reject", "unsure"]
 
 
 def test_a_tab_that_could_not_store_for_a_while_loses_nothing_of_its_own_or_of_others(
@@ -338,11 +352,8 @@ FORBID = """Object.defineProperty(window, "localStorage", {
 })"""
 
 
-def test_where_the_browser_cannot_store_no_verdict_is_lost_without_a_question(
-    browser: Any, shared: Tab
-) -> None:
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    tab = Tab(context.new_page(), shared.explored)
+def test_where_the_browser_cannot_store_no_verdict_is_lost_without_a_question(alone: Tab) -> None:
+    tab = alone
     asked: list[str] = []
 
     def stay(dialog: Any) -> None:
@@ -386,36 +397,31 @@ def test_where_the_browser_cannot_store_no_verdict_is_lost_without_a_question(
     tab.reload()
     assert len(tab.rows()) == 4
     assert asked == ["beforeunload"]
-    assert tab.complaints == []
-    context.close()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_a_browser_that_forbids_storage_is_told_of_at_once_and_legibly(
-    browser: Any, shared: Tab, scheme: Any, width: int
+    browser: Any, shared: Tab, scheme: str, width: int
 ) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    context.add_init_script(FORBID)
-    tab = Tab(context.new_page(), shared.explored)
-    tab.open("#/wrong-labels")
-    assert "This browser cannot keep verdicts" in tab.page.inner_text("#notice")
-    for _ in range(2):
-        assert serious(tab) == []
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-        tab.press("2", "2", "2")  # the item in turn is not hidden behind the notice
-        ends = "[document.querySelector('article.current'), document.querySelector('#notice')]"
-        item, notice = tab.page.evaluate(ends + ".map((one) => one.getBoundingClientRect())")
-        assert item["bottom"] <= notice["top"]
-    assert "in this tab alone" in tab.page.inner_text("#notice")
-    assert tab.complaints == []
-    context.close()
+    with window(browser, shared.explored, width, scheme) as tab:
+        tab.page.add_init_script(FORBID)
+        tab.open("#/wrong-labels")
+        assert "This browser cannot keep verdicts" in tab.page.inner_text("#notice")
+        for _ in range(2):
+            assert serious(tab) == []
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+            tab.press("2", "2", "2")  # the item in turn is not hidden behind the notice
+            ends = "[document.querySelector('article.current'), document.querySelector('#notice')]"
+            item, notice = tab.page.evaluate(ends + ".map((one) => one.getBoundingClientRect())")
+            assert item["bottom"] <= notice["top"]
+        assert "in this tab alone" in tab.page.inner_text("#notice")
 
 
 def test_verdicts_that_were_saved_are_loaded_as_they_were(tab: Tab, tmp_path: Path) -> None:
-    names = tab.explored.found.collection.names
-    for hostile in HOSTILE:
-        tab.open(f"#/neighbours?image={names.index(f'train/blue/{printable(hostile)}')}")
+    for name in HOSTILE_NAMES:
+        tab.open(f"#/neighbours?image={tab.explored.found.collection.names.index(name)}")
         tab.press("2")
+    assert {row["file"] for row in tab.rows()} == HOSTILE_NAMES
     for view in ("duplicates", "wrong-labels", "surprising", "lonely"):  # several lists have the same image
         tab.open(f"#/{view}")
         tab.press("3", "3", "4", "1", "1", "1", "2")
@@ -469,25 +475,16 @@ def test_an_exported_list_is_pythons_list_to_the_byte(tab: Tab, name: str) -> No
 
 def test_hostile_file_names_stay_text(tab: Tab) -> None:
     names = tab.explored.found.collection.names
-    for hostile in HOSTILE:
-        image = names.index(f"train/blue/{printable(hostile)}")
-        tab.open(f"#/neighbours?image={image}")
+    for name in HOSTILE_NAMES:
+        tab.open(f"#/neighbours?image={names.index(name)}")
         shown = tab.page.evaluate("[...document.querySelectorAll('main bdi')].map(e => e.textContent)")
-        assert names[image] in shown
-        tab.open(f"#/wrong-labels?q={image}")
-    assert "\\u202egnp.exe.png" in "".join(names)  # the direction of writing is spelled out
-    (byte,) = [name for name in names if "bytes-" in name]
-    assert byte.endswith("bytes-\\xff.png")
+        assert name in shown
+        tab.open(f"#/wrong-labels?q={names.index(name)}")
+    assert "train/blue/\\u202egnp.exe.png" in HOSTILE_NAMES  # the direction of writing is spelled out
+    assert "train/blue/bytes-\\xff.png" in names
     assert tab.page.locator("img, iframe, object").count() == 0
     tab.open("#/duplicates")
-    first = tab.page.inner_text("article >> nth=0")
-    assert "</script>alert(1)" in first
-    # A verdict on such a name comes back from a spreadsheet as it was.
-    (formula,) = [i for i, name in enumerate(names) if "=HYPERLINK" in name]
-    tab.open(f"#/neighbours?image={formula}")
-    tab.press("2")
-    (row,) = tab.rows()
-    assert row["file"] == names[formula]
+    assert "</script>alert(1)" in tab.page.inner_text("article >> nth=0")
 
 
 def test_back_and_forward_walk_through_the_views_that_were_seen(tab: Tab) -> None:
@@ -540,30 +537,16 @@ def test_also_in_leads_to_this_image_alone_and_the_filter_can_be_removed(tab: Ta
     assert tab.hash() == "#/wrong-labels"
 
 
-@pytest.mark.parametrize(
-    ("scheme", "width", "views"),
-    [("light", 1280, VIEWS), ("dark", 390, ("overview", "neighbours?image=3", "wrong-labels"))],
-)
-def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
-    tab: Tab, scheme: str, width: int, views: tuple[str, ...]
-) -> None:
-    with tab.resized(width, scheme):
-        for view in views:
-            tab.open(f"#/{view}")
-            assert serious(tab) == []
-            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_every_button_is_in_sight_on_a_telephone(tab: Tab) -> None:
+def test_every_button_is_in_sight_on_a_telephone(browser: Any, shared: Tab) -> None:
     cut_off = """() => [...document.querySelectorAll("article")].filter((item) => {
         const bottom = item.getBoundingClientRect().bottom;
         return [...item.querySelectorAll(".verdicts button, .words p")].some(
             (part) => part.getBoundingClientRect().bottom > bottom - 8);
     }).length"""
     lengthen = (
-        """document.querySelectorAll(".words p").forEach((p) => { p.textContent = "words ".repeat(60); })"""
+        "document.querySelectorAll('.words p').forEach((p) => { p.textContent = 'words '.repeat(60); })"
     )
-    with tab.resized(390):
+    with window(browser, shared.explored, 390) as tab:
         for view in ("wrong-labels", "duplicates", "surprising"):
             tab.open(f"#/{view}")
             assert tab.page.locator("article .words p").count() > 0
@@ -571,7 +554,7 @@ def test_every_button_is_in_sight_on_a_telephone(tab: Tab) -> None:
             assert (view, tab.page.evaluate(cut_off)) == (view, 0)
 
 
-def test_a_long_list_keeps_few_items_in_the_page(browser: Any, tab: Tab) -> None:
+def test_a_long_list_keeps_few_items_in_the_page(tab: Tab) -> None:
     tab.open("#/surprising")
     tab.press("End")
     count = len(tab.explored.found.tables["surprising"].rows)
@@ -580,9 +563,9 @@ def test_a_long_list_keeps_few_items_in_the_page(browser: Any, tab: Tab) -> None
 
 
 def test_an_image_that_others_list_beyond_the_shown_ranks_is_not_called_lonely(
-    browser: Any, tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = tab.explored.found
+    found = alone.explored.found
     monkeypatch.setattr("adasim.explore.page.PAGE_SUPPORT", 1)
     monkeypatch.setattr(found, "windowed", True)
     write_page(tmp_path / "page.html", found)
@@ -591,20 +574,17 @@ def test_an_image_that_others_list_beyond_the_shown_ranks_is_not_called_lonely(
     image = next(
         i for i in range(len(best)) if listed[i] > 1 and own[i] > 0.01 and best[i] != i and i not in best
     )
-    other = Tab(browser.new_page(), replace(tab.explored, page=tmp_path / "page.html"))
-    other.open(f"#/neighbours?image={image}")
-    shown = other.page.inner_text("main")
+    alone.explored = replace(alone.explored, page=tmp_path / "page.html")
+    alone.open(f"#/neighbours?image={image}")
+    shown = alone.page.inner_text("main")
     assert f"In the support of {listed[image]} images, but not among their 1 best." in shown
-    assert f"{listed[image]} images" in other.page.inner_text(".details")
-    assert f"{100 * own[image]:.0f}%" in other.page.inner_text(".details")
-    assert "lonely" not in other.page.inner_text(".around > div >> nth=1")
-    other.page.close()
+    assert f"{listed[image]} images" in alone.page.inner_text(".details")
+    assert f"{100 * own[image]:.0f}%" in alone.page.inner_text(".details")
+    assert "lonely" not in alone.page.inner_text(".around > div >> nth=1")
 
 
-def test_a_hundred_thousand_classes_and_cells_are_not_too_many(
-    browser: Any, tab: Tab, tmp_path: Path
-) -> None:
-    before, start, rest = tab.explored.page.read_text("utf-8").partition(
+def test_a_hundred_thousand_classes_and_cells_are_not_too_many(alone: Tab, tmp_path: Path) -> None:
+    before, start, rest = alone.explored.page.read_text("utf-8").partition(
         '<script type="application/json" id="data">'
     )
     found, end, after = rest.partition("</script>")
@@ -614,21 +594,18 @@ def test_a_hundred_thousand_classes_and_cells_are_not_too_many(
     data["confusion"] = [[c, c + 1, 0.5] for c in range(count)]
     many = json.dumps(data).replace("<", "\\u003c")
     (tmp_path / "page.html").write_text(before + start + many + end + after, "utf-8")
-    other = Tab(browser.new_page(), replace(tab.explored, page=tmp_path / "page.html"))
-    other.open()
-    assert other.page.locator(".panel .ranks a").count() == 48
-    assert other.complaints == []
-    other.page.close()
+    alone.explored = replace(alone.explored, page=tmp_path / "page.html")
+    alone.open()
+    assert alone.page.locator(".panel .ranks a").count() == 48
 
 
-def test_without_labels_the_label_view_says_why_it_is_empty(browser: Any, tmp_path: Path) -> None:
+def test_without_labels_the_label_view_says_why_it_is_empty(alone: Tab, tmp_path: Path) -> None:
     """And thumbnails that the page has no room for are found beside it."""
-    page = browser.new_page()
-    tab = Tab(page, explored(tmp_path, labels=False, inline_bytes=1000))
-    tab.open("#/wrong-labels")
-    assert "no labels" in page.inner_text("main")
-    tab.open("#/duplicates")
-    loaded = page.evaluate(
+    alone.explored = explored(tmp_path, labels=False, inline_bytes=1000)
+    alone.open("#/wrong-labels")
+    assert "no labels" in alone.page.inner_text("main")
+    alone.open("#/duplicates")
+    loaded = alone.page.evaluate(
         """async () => {
             const image = new Image();
             image.src = document.querySelector('.picture').style.backgroundImage.slice(5, -2);
@@ -637,5 +614,3 @@ def test_without_labels_the_label_view_says_why_it_is_empty(browser: Any, tmp_pa
         }"""
     )
     assert loaded == COLUMNS * 32
-    assert tab.complaints == []
-    page.close()
