@@ -15,6 +15,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -65,6 +66,24 @@ def photos_of_patterns(folder: Path, name: str) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.repeat(image.numpy()[0][:, :, None], 3, 2)).save(path)
     return paths
+
+
+def photograph(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """A smooth coloured pattern, uint8 (height, width, 3)."""
+    coarse = torch.rand(1, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
+    fine = F.interpolate(coarse, size=(height, width), mode="bicubic").clamp(0, 1)[0]
+    return (fine * 255).byte().permute(1, 2, 0).numpy()
+
+
+def hub_cache(monkeypatch: pytest.MonkeyPatch, cache: Path, repository: str) -> Path:
+    """Where a download of "owner/name" from the Hugging Face hub would lie; nothing is downloaded any more."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return folder / "snapshots" / ("0" * 40)
 
 
 # Disks

@@ -10,7 +10,6 @@ from helpers import photos_of_patterns
 from pretrainings import Small
 
 from adasim.api import evaluate, pretrain
-from adasim.config import ModelConfig
 from adasim.data import Subset, open_images
 from adasim.eval.results import COMPARED, read_results
 from adasim.eval.splits import open_split
@@ -23,31 +22,22 @@ from adasim.util import terminal
 def shown(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
     capsys.readouterr()
     before_after.show(run, terminal.console(width=100))
-    return {
-        name.strip(): float(value)
-        for name, value in re.findall(r"│ ([\w ]+?) +│ +([\d.]+)%", capsys.readouterr().out)
-    }
+    rows = re.findall(r"│ ([\w ]+?) +│ +([\d.]+)%", capsys.readouterr().out)
+    return {name.strip(): float(value) for name, value in rows}
 
 
 def test_every_stage_is_measured_on_the_runs_own_test_images(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = pretrain(small(epochs=2), tmp_path / "first")
-    run = pretrain(
-        small(epochs=2, model=ModelConfig(name="vit_mini", patch_size=8, init=str(first))), tmp_path / "run"
-    )
+    run = pretrain(small(epochs=2, model__init=str(first)), tmp_path / "run")
     rows = shown(run, capsys)
     assert list(rows) == ["raw pixels", "untrained encoder", "where it began", "after pretraining"]
     split = open_split("synthetic:48", None, None, size=16)
-    sets = {
-        "train": split.train,
-        "test": Subset(split.test, before_after._some(split.test_ids, "test", small())),
-    }
-    for name, encoder in {
-        "raw pixels": pixels(),
-        "where it began": load_backbone(first),
-        "after pretraining": load_backbone(run),
-    }.items():
+    test = Subset(split.test, before_after._some(split.test_ids, "test", small()))
+    sets = {"train": split.train, "test": test}
+    stages = {"where it began": load_backbone(first), "after pretraining": load_backbone(run)}
+    for name, encoder in {"raw pixels": pixels(), **stages}.items():
         assert rows[name] == round(evaluate(encoder, "knn", k=20, save=False, **sets).value, 1), name
     (kept,) = read_results(run)
     compared = {name: round(value, 1) for name, value in kept.metrics[COMPARED].items()}

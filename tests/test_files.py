@@ -3,37 +3,17 @@
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from helpers import names
+from helpers import forked, names
 
 from adasim.util.files import TEMPORARY, atomic_write, remove_leftovers, sha256_file
 
-KILL_AT = """
-import os, signal, sys
-from pathlib import Path
-from adasim.util.files import atomic_write
 
-path, call, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-real = getattr(os, call)
-
-def killing(*args, **kwargs):
-    if when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*args, **kwargs)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(os, call, killing)
-atomic_write(path, b"new" * 100_000)
-"""
-
-
-def test_bytes_and_writers_give_the_same_file(tmp_path: Path) -> None:
+def test_bytes_and_writers_give_the_same_file_which_replaces_an_earlier_one(tmp_path: Path) -> None:
     def write(file: BinaryIO) -> None:
         file.write(b"ab")
         file.write(b"c")
@@ -41,13 +21,10 @@ def test_bytes_and_writers_give_the_same_file(tmp_path: Path) -> None:
     atomic_write(tmp_path / "bytes", b"abc")
     atomic_write(tmp_path / "writer", write)
     assert (tmp_path / "bytes").read_bytes() == (tmp_path / "writer").read_bytes() == b"abc"
-    assert names(tmp_path) == ["bytes", "writer"]
-
-
-def test_an_existing_file_is_replaced(tmp_path: Path) -> None:
     for content in (b"a long first version", b"", b"second"):
-        atomic_write(tmp_path / "x", content)
-        assert (tmp_path / "x").read_bytes() == content
+        atomic_write(tmp_path / "bytes", content)
+        assert (tmp_path / "bytes").read_bytes() == content
+    assert names(tmp_path) == ["bytes", "writer"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -71,10 +48,19 @@ def test_a_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path, e
 def test_sigkill_leaves_the_old_or_the_new_file_whole(
     tmp_path: Path, call: str, when: str, expected: bytes
 ) -> None:
-    path = tmp_path / "x"
+    path, real = tmp_path / "x", getattr(os, call)
     path.write_bytes(b"old")
-    done = subprocess.run([sys.executable, "-c", KILL_AT, str(path), call, when])
-    assert done.returncode == -signal.SIGKILL
+
+    def killing(*arguments: Any) -> None:
+        if when == "after":
+            real(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        setattr(os, call, killing)
+        atomic_write(path, b"new" * 100_000)
+
+    assert forked(work)[0] == -signal.SIGKILL
     assert path.read_bytes() == expected
     left = [p.name for p in remove_leftovers(tmp_path)]
     assert all(name.endswith(TEMPORARY) for name in left)

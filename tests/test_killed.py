@@ -24,25 +24,25 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("command", WRITERS)
 def test_killed_while_it_writes_a_command_leaves_nothing_half_written_and_can_be_said_again(
-    command: str, number: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, "run")
     arguments, result = WRITERS[command]
+    for number in (signal.SIGKILL, signal.SIGTERM):
 
-    def work() -> None:
-        os.fsync = lambda fd: os.kill(os.getpid(), number)
-        main(arguments)
+        def work(number: int = number) -> None:
+            os.fsync = lambda fd: os.kill(os.getpid(), number)
+            main(arguments)
 
-    code, said = forked(work)
-    assert code == -number, said
-    there = {path.name for path in tmp_path.iterdir() if not path.name.endswith(TEMPORARY)} - {"run"}
-    if command == "eval":  # lines are added to a file: whole ones
-        assert all(json.loads(line) for line in Path(result).read_text().splitlines())
-    else:
-        assert not there
+        code, said = forked(work)
+        assert code == -number, said
+        there = {path.name for path in tmp_path.iterdir() if not path.name.endswith(TEMPORARY)} - {"run"}
+        if command == "eval":  # lines are added to a file: whole ones
+            assert all(json.loads(line) for line in Path(result).read_text().splitlines())
+        else:
+            assert not there
     main(arguments)
     assert Path(result).exists()

@@ -74,14 +74,5 @@ def test_what_this_process_and_its_children_compute_is_not_counted_as_anothers(
     assert machine.OtherProcesses().cores() == pytest.approx((4 - 1) / 2)
 
 
-def test_the_machines_busy_seconds_are_read_and_grow() -> None:
-    before = machine._used()
-    if before is not None:
-        time.sleep(0.02)
-        assert 0 < before <= (machine._used() or 0)
-
-
-def test_where_the_system_does_not_say_nobody_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_used", lambda: None)
-    monkeypatch.setattr(machine, "_SHORTEST", 0)
-    assert machine.OtherProcesses().cores() == 0
+def test_the_cores_that_others_use_are_read_where_the_system_says() -> None:
+    assert 0 <= machine.OtherProcesses().cores() <= (os.cpu_count() or 1)

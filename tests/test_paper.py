@@ -23,6 +23,17 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda name: importlib.import_module(f"benchmarks.paper.{name}")
 
 
+def result(which: str, knn: float = 1.0, **kept: Any) -> dict[str, Any]:
+    """A line of results: `result("dino/adasim/0", knn=12, loss=[2.0, 1.0])`."""
+    method, arm, seed = which.split("/")
+    return {"method": method, "arm": arm, "seed": int(seed), "knn": knn, "curves": kept, "collapse": []}
+
+
+def write(file: Path, *lines: dict[str, Any]) -> Path:
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file.parent
+
+
 def test_every_cell_of_every_table_has_a_configuration_and_a_name_of_its_own(paper: Any) -> None:
     tables, settings = paper("tables"), paper("settings")
     for cells in tables.TABLES.values():
@@ -77,45 +88,30 @@ def test_gains_are_paired_by_seed(paper: Any) -> None:
 
 
 def test_a_gain_over_a_baseline_of_another_first_epoch_is_told(paper: Any, tmp_path: Path) -> None:
-    def line(arm: str, seed: int, loss: float) -> dict[str, Any]:
-        kept = {"loss": [loss, 0.5], "bootstrapped": [0.0, 0.25]}
-        return {"method": "dino", "arm": arm, "seed": seed, "knn": 1.0, "curves": kept}
-
-    cells = [
-        line("standard", 0, 1.0),
-        line("adasim", 0, 1.0),
-        line("standard", 1, 2.0),
-        line("adasim", 1, 2.1),
+    losses = {"standard/0": 1.0, "adasim/0": 1.0, "standard/1": 2.0, "adasim/1": 2.1}
+    lines = [
+        result(f"dino/{name}", loss=[loss, 0.5], bootstrapped=[0, 0.25]) for name, loss in losses.items()
     ]
-    (tmp_path / "main.jsonl").write_text("\n".join(map(json.dumps, cells)))
-    results, blocks = paper("results").Results(tmp_path), paper("blocks")
+    results, blocks = paper("results").Results(write(tmp_path / "main.jsonl", *lines)), paper("blocks")
     assert list(map(str, results.unpaired())) == ["dino/adasim/1"]
     assert "`dino/adasim/1`" in blocks.pairing(results)
 
 
 def test_right_and_wrong_partners_are_weighed_by_least_squares(paper: Any, tmp_path: Path) -> None:
-    def line(arm: str, seed: int, right: float, wrong: float, gain: float) -> dict[str, Any]:
+    def line(which: str, right: float, wrong: float, gain: float) -> dict[str, Any]:
         kept = {
             "bootstrapped": [0.0, 2 * (right + wrong)],  # right and wrong in the mean of both epochs
             "partner_accuracy": [1.0, 1 - 2 * wrong],
             "loss": [1.0, 1.0],
         }
-        return {"method": "simsiam", "arm": arm, "seed": seed, "knn": 50 + seed + gain, "curves": kept}
+        return result(f"simsiam/{which}", knn=50 + int(which[-1]) + gain, **kept)
 
-    lines = [
-        line("standard", 0, 0, 0, 0),
-        line("standard", 1, 0, 0, 0),
-        line("nearest", 0, 0.25, 0.75, -12.5),
-    ]
-    lines += [
-        line("oracle:p=0.5", 0, 0.5, 0, 5.0),
-        line("adasim", 0, 0.1, 0.2, -3),
-        line("adasim", 1, 0.1, 0.2, -3),
-    ]
-    lines += [line("confident", 1, 0.1, 0.05, 2)]
-    (tmp_path / "main.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    lines = [line("standard/0", 0, 0, 0), line("standard/1", 0, 0, 0), line("nearest/0", 0.25, 0.75, -12.5)]
+    lines += [line("oracle:p=0.5/0", 0.5, 0, 5.0), line("adasim/0", 0.1, 0.2, -3)]
+    lines += [line("adasim/1", 0.1, 0.2, -3), line("confident/1", 0.1, 0.05, 2)]
+    results = paper("results").Results(write(tmp_path / "main.jsonl", *lines))
     arms = ["nearest", "oracle:p=0.5", "adasim", "confident"]
-    rule, rows = paper("weighing").weigh(paper("results").Results(tmp_path), "simsiam", arms)
+    rule, rows = paper("weighing").weigh(results, "simsiam", arms)
     assert rule == pytest.approx((10, 20))  # every gain above is 10 right - 20 wrong
     assert rule.break_even == pytest.approx(2 / 3)
     assert [(row.arm, row.fitted) for row in rows] == [(arm, arm != "confident") for arm in arms]
@@ -123,16 +119,9 @@ def test_right_and_wrong_partners_are_weighed_by_least_squares(paper: Any, tmp_p
 
 
 def test_a_run_that_failed_in_its_first_epoch_is_told(paper: Any, tmp_path: Path) -> None:
-    line = {
-        "method": "dino",
-        "arm": "nearest",
-        "seed": 0,
-        "collapse": [],
-        "curves": {},
-        "failed": "The loss is nan.",
-    }
-    (tmp_path / "main.jsonl").write_text(json.dumps(line))
-    results, blocks = paper("results").Results(tmp_path), paper("blocks")
+    line = result("dino/nearest/0") | {"failed": "The loss is nan."}
+    del line["knn"]
+    results, blocks = paper("results").Results(write(tmp_path / "main.jsonl", line)), paper("blocks")
     table = blocks.arm_table(results, [("dino", "nearest")], {})
     assert table.splitlines()[-1].split(" | ")[2] == "1, 1 failed"
     assert blocks.collapse_list(results) == "- `dino/nearest/0`: *The loss is nan.*"
@@ -143,8 +132,7 @@ def test_a_cell_that_has_a_result_or_is_not_known_is_told(
 ) -> None:
     main = paper("__main__").main
     (tmp_path / "train").mkdir()
-    line = {"method": "dino", "arm": "nearest", "seed": 0, "collapse": [], "curves": {}, "knn": 12.0}
-    (tmp_path / "main.jsonl").write_text(json.dumps(line))
+    write(tmp_path / "main.jsonl", result("dino/nearest/0"))
 
     def call(cell: str) -> None:
         asked = ["main", "--data", str(tmp_path), "--results", str(tmp_path), "--cell", cell]
@@ -164,12 +152,10 @@ def test_a_cell_that_has_a_result_or_is_not_known_is_told(
 
 
 def test_of_a_cell_that_two_tables_have_the_newest_line_counts(paper: Any, tmp_path: Path) -> None:
-    line = {"method": "simsiam", "arm": "standard", "seed": 0, "curves": {}}
-    (tmp_path / "policies.jsonl").write_text(json.dumps(line | {"date": "2026-01-01", "knn": 1.0}))
-    (tmp_path / "main.jsonl").write_text(json.dumps(line | {"date": "2026-01-02", "knn": 2.0}))
-    assert [found["knn"] for found in paper("results").Results(tmp_path).seeds("simsiam", "standard")] == [
-        2.0
-    ]
+    for day, table in enumerate(("policies", "main"), 1):
+        write(tmp_path / f"{table}.jsonl", result("simsiam/standard/0", day) | {"date": f"2026-01-0{day}"})
+    (found,) = paper("results").Results(tmp_path).seeds("simsiam", "standard")
+    assert found["knn"] == 2
 
 
 def test_a_folder_of_runs_keeps_to_its_images(paper: Any, tmp_path: Path) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
 import safetensors.torch
 import timm
 import torch
-from helpers import of_known_speed
+from helpers import command, hub_cache, in_one_line, of_known_speed, refusal
 from PIL import Image
 
-from adasim.cli.main import main
 from adasim.cli.photos import agreed
 from adasim.cli.pretrain import shortened
 from adasim.config import Config
@@ -30,7 +27,7 @@ from adasim.tools.plan import warning
 from adasim.train.budget import Speed, time_steps
 from adasim.util.errors import UserError
 
-QUICK = ["--from-scratch", "--no-curves", "--no-compare"]
+NAME = "test_efficientnet.r160_in1k"
 
 
 def write_images(folder: Path, sizes: list[tuple[int, int]]) -> None:
@@ -45,6 +42,24 @@ def folder(tmp_path: Path) -> Path:
     """40 photos of several sizes."""
     write_images(tmp_path / "photos", [(48 + i, 64 + 2 * i) for i in range(40)])
     return tmp_path / "photos"
+
+
+@pytest.fixture
+def asked(folder: Path, tmp_path: Path) -> str:
+    return f"pretrain photos --data {folder} --out {tmp_path / 'run'} --hours 0.001 --yes"
+
+
+@pytest.fixture
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photos, "time_steps", of_known_speed)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, known_speed: None) -> list[Config]:
+    """What would be trained, on a machine of known speed."""
+    started: list[Config] = []
+    monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
+    return started
 
 
 def test_a_laptop_gets_a_run_that_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,87 +98,50 @@ def test_the_largest_that_gets_through_enough_epochs_is_proposed(
     assert proposal.seconds <= 3.6
 
 
-def test_the_proposed_run_runs(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        ("--seed 3", "seed", 3),  # any option changes the proposal
+        ("--method dino --dino.out-dim 64", "method", "dino"),
+        ("--pairs confident --confident.start 1", "pairs", "confident"),
+    ],
+)
+@pytest.mark.usefixtures("known_speed")
+def test_the_proposed_run_runs_with_whatever_is_changed_of_it(
+    options: str, field: str, value: object, asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(photos, "time_steps", of_known_speed)
-    out = tmp_path / "run"
-    main(
-        [
-            "pretrain",
-            "photos",
-            "--data",
-            str(folder),
-            "--out",
-            str(out),
-            "--hours",
-            "0.001",
-            "--yes",
-            "--from-scratch",
-            "--no-compare",
-            "--seed",
-            "3",
-            "--no-curves",
-        ]
-    )
-    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    command(f"{asked} {options} --from-scratch --no-curves --no-compare")
+    shown = in_one_line(capsys.readouterr().out)
     assert "40 images without labels" in shown
     assert "measured" in shown
-    run = load_run(out)
+    run = load_run(tmp_path / "run")
     assert run.config.recipe == "photos"
     assert run.config.epochs == 8  # 90 % of 3.6 s at 100 images/s
-    assert run.config.seed == 3  # any option changes the proposal
-    assert run.metrics[-1]["epoch"] == run.config.epochs - 1
+    assert getattr(run.config, field) == value
+    assert run.metrics[-1]["epoch"] == 7
 
 
 def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the very same command: nothing is measured and proposed again."""
     resumed: list[list[str]] = []
     monkeypatch.setattr("adasim.cli.photos.resume", resumed.append)
     monkeypatch.setenv("SLURM_JOB_ID", "5")
-    out = str(tmp_path / "run")
     RunFolder.create(tmp_path / "run", Config(), {}).close()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    main(["pretrain", "photos", "--data", str(folder), "--out", out, "--yes", "--no-curves"])
-    assert resumed == [["--resume", out, "--no-curves"]]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [["--method", "dino", "--dino.out-dim", "64"], ["--pairs", "confident", "--confident.start", "1"]],
-)
-def test_method_and_pairs_may_be_others(
-    options: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(photos, "time_steps", of_known_speed)
-    out = tmp_path / "run"
-    asked = ["--data", str(folder), "--out", str(out), "--hours", "0.0005", "--yes", *QUICK]
-    main(["pretrain", "photos", *asked, *options])
-    assert getattr(load_run(out).config, options[0].strip("-")) == options[1]
+    command(f"{asked} --no-curves")
+    assert resumed == [["--resume", str(tmp_path / "run"), "--no-curves"]]
 
 
 def test_the_plan_that_is_shown_is_the_one_that_runs(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: str, started: list[Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(photos, "time_steps", lambda *_, **__: Speed(100, 0.01))
-    started: list[Config] = []
-    monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
-    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes", *QUICK]
-    main(["pretrain", "photos", *asked, "--epochs", "4", "--batch-size", "5", "--views.size", "48"])
+    command(f"{asked} --from-scratch --epochs 4 --batch-size 5 --views.size 48")
     assert (started[0].epochs, started[0].batch_size) == (4, 5)
-    plan = re.sub(r" +", " ", capsys.readouterr().out)
-    for words in (
-        "batch 5 5 at once",
-        "epochs 4 0:02 in all",
-        "resnet_tiny at 48 pixels simsiam, from scratch",
-    ):
+    plan = in_one_line(capsys.readouterr().out)
+    for words in ("5 at once", "0:02 in all", "resnet_tiny at 48 pixels", "simsiam, from scratch"):
         assert words in plan
-
-
-def _say(answer: str, question: str) -> str:
-    return answer
 
 
 def test_the_end_of_input_is_a_no() -> None:
@@ -171,14 +149,14 @@ def test_the_end_of_input_is_a_no() -> None:
         raise EOFError
 
     assert not agreed(ended)
-    for answer, expected in (("", True), (" Y ", True), ("yes", True), ("n", False), ("later", False)):
-        assert agreed(partial(_say, answer)) is expected
+    for answer, expected in {"": True, " Y ": True, "yes": True, "n": False, "later": False}.items():
+        assert agreed(lambda question, answer=answer: answer) is expected  # type: ignore[misc]
 
 
-def test_it_asks_and_without_a_terminal_says_so(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["pretrain", "photos", "--data", str(folder), "--out", str(tmp_path / "run")])
-    assert stopped.value.code == 2
+def test_it_asks_and_without_a_terminal_says_so(
+    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--yes" in refusal(asked.removesuffix("--yes"), capsys)
     assert not (tmp_path / "run").exists()
 
 
@@ -207,7 +185,7 @@ def test_warm_ups_and_window_follow_few_epochs() -> None:
 
 def test_what_was_shortened_is_said_and_may_be_overridden(capsys: pytest.CaptureFixture[str]) -> None:
     shortened(get_recipe("dino-vit-s16"), "8", print)
-    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    shown = in_one_line(capsys.readouterr().out)
     assert "For --epochs 8 instead of 800" in shown
     assert "--optim.warmup-epochs 2, --dino.teacher-temp-warmup-epochs 4, --neighbors.window 2" in shown
     shortened(get_recipe("dino-vit-s16"), "many", print)  # refused later, where options are read
@@ -218,22 +196,18 @@ def test_what_was_shortened_is_said_and_may_be_overridden(capsys: pytest.Capture
 def weights(tmp_path: Path) -> str:
     """A model of timm with a classifier, as a file of somebody else's."""
     torch.manual_seed(0)
-    net = timm.create_model("test_efficientnet.r160_in1k", pretrained=False)
+    net = timm.create_model(NAME, pretrained=False)
     safetensors.torch.save_file(net.state_dict(), tmp_path / "weights.safetensors")
-    return f"test_efficientnet.r160_in1k:{tmp_path / 'weights.safetensors'}"
+    return f"{NAME}:{tmp_path / 'weights.safetensors'}"
 
 
 def test_photos_goes_on_from_weights_with_their_architecture_size_and_normalisation(
-    weights: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: str, asked: str, started: list[Config]
 ) -> None:
-    monkeypatch.setattr(photos, "time_steps", of_known_speed)
-    started: list[Config] = []
-    monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
-    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes"]
-    main(["pretrain", "photos", *asked, "--model.init", weights])
+    command(f"{asked} --model.init {weights}")
     config = started[0]
-    wanted = EvalTransform.for_timm(timm.create_model("test_efficientnet.r160_in1k", pretrained=False))
-    assert (config.model.name, config.model.init) == ("test_efficientnet.r160_in1k", weights)
+    wanted = EvalTransform.for_timm(timm.create_model(NAME, pretrained=False))
+    assert (config.model.name, config.model.init) == (NAME, weights)
     assert (config.views.size, config.views.mean, config.views.std) == (wanted.size, wanted.mean, wanted.std)
     assert config.epochs == 8  # 90 % of 3.6 s at 100 images/s
     assert config.model.freeze_norm
@@ -243,70 +217,47 @@ def test_photos_goes_on_from_weights_with_their_architecture_size_and_normalisat
 
 def test_photos_starts_from_weights_that_timm_can_get(
     weights: str,
-    folder: Path,
-    tmp_path: Path,
+    asked: str,
+    started: list[Config],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Through timm and its hub, from a cache where random weights stand in for downloaded ones."""
-    name = "test_efficientnet.r160_in1k"
-    monkeypatch.setitem(photos.WEIGHTS, "cpu", name)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(photos, "time_steps", of_known_speed)
-    started: list[Config] = []
-    monkeypatch.setattr("adasim.api.pretrain", lambda config, *_, **__: started.append(config))
-    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--hours", "0.001", "--yes"]
-    main(["pretrain", "photos", *asked])
-    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert f"Weights to go on from: {name}" in shown
-    assert "licence apache-2.0" in shown
-    assert "This run would start from scratch" in shown
-    assert "hardly be better than raw pixels" in shown
+    monkeypatch.setitem(photos.WEIGHTS, "cpu", NAME)
+    downloaded = hub_cache(monkeypatch, tmp_path / "hub", f"timm/{NAME}")
+    command(asked)
+    shown = in_one_line(capsys.readouterr().out)
+    for words in (NAME, "licence apache-2.0", "would start from scratch", "hardly be better than raw pixels"):
+        assert words in shown
     assert started[-1].model.init == ""
-    snapshot = tmp_path / "hub" / f"models--timm--{name}" / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (snapshot.parent.parent / "refs").mkdir()
-    (snapshot.parent.parent / "refs" / "main").write_text("0" * 40)
-    (tmp_path / "weights.safetensors").rename(snapshot / "model.safetensors")
-    main(["pretrain", "photos", *asked])
-    assert started[-1].model.init == name
-    assert "scratch" not in re.sub(r"--from-scratch", "", capsys.readouterr().out)
+    (tmp_path / "weights.safetensors").rename(downloaded / "model.safetensors")
+    command(asked)
+    assert started[-1].model.init == NAME
+    assert "scratch" not in capsys.readouterr().out.replace("--from-scratch", "")
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--epoch", "5"], "--epoch"),
-        (["--model.init", "nowhere.pth"], "nowhere.pth"),
-        (["--model.init", "x.pth", "--from-scratch"], "exclude each other"),
-        (["--exclude", "nowhere.csv"], "nowhere.csv"),
-        (["--hours", "0"], "hours"),
+        ("--from-scratch --epoch 5", "--epoch"),
+        ("--model.init nowhere.pth", "nowhere.pth"),
+        ("--model.init x.pth --from-scratch", "exclude each other"),
+        ("--from-scratch --exclude nowhere.csv", "nowhere.csv"),
+        ("--from-scratch --hours 0", "hours"),
     ],
 )
 def test_options_of_photos_are_refused_before_anything_is_timed(
-    options: list[str],
+    options: str,
     reason: str,
-    folder: Path,
+    asked: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(photos, "time_steps", None)
-    scratch = [] if "--from-scratch" in options or "--model.init" in options else ["--from-scratch"]
-    asked = ["--data", str(folder), "--out", str(tmp_path / "run"), "--yes", *scratch]
-    with pytest.raises(SystemExit) as stopped:
-        main(["pretrain", "photos", *asked, *options])
-    assert stopped.value.code == 2
-    assert reason in capsys.readouterr().err
+    assert reason in refusal(f"{asked} {options}", capsys)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_help_of_photos_lists_the_options_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["pretrain", "photos", "--help"])
-    shown = capsys.readouterr().out
-    assert all(option in shown for option in ("--hours", "--from-scratch", "--optim.lr", "--model.init"))
 
 
 def test_little_data_from_scratch_is_warned_of() -> None:
@@ -338,10 +289,3 @@ def test_images_are_looked_at_before_weights_are_looked_for(
         photos.propose(str(tmp_path))
     with pytest.raises(UserError, match="hours"):
         photos.propose(str(tmp_path), hours=0)
-
-
-def test_the_short_help_of_photos_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["pretrain", "photos", "-h"])
-    shown = capsys.readouterr().out
-    assert len(shown.splitlines()) <= 24
-    assert all(option in shown for option in ("--data", "--hours", "--from-scratch", "--model.init"))

@@ -41,6 +41,7 @@ REFUSED = {
     "demo --out {run}": "already holds another run",
     "demo --epoch 5": "There is no option --epoch. Did you mean --epochs?",
     "plan desk-resent": "Unknown recipe",
+    "plan photos --data x": "adasim pretrain photos --data DIR shows it",
     "plan demo --data nowhere": "No such folder: nowhere",
     "plan demo --model.init no/where": "No backbone at no/where",
     "plan --imagse 5": "Did you mean --images?",
@@ -119,12 +120,8 @@ REFUSED = {
 }
 """What is typed after `adasim`, and what is said."""
 HELP = [
-    "pretrain",
-    "pretrain demo -h",
-    "pretrain demo --help",
-    "eval",
-    "eval linear --help",
-    "explore --help",
+    *("pretrain", "pretrain demo -h", "pretrain demo --help", "eval", "eval linear --help"),
+    *("explore --help", "embed --help", "similar --help", "export --help"),
 ]
 
 RUN_ALL = """
@@ -157,16 +154,8 @@ def test_refusals_and_help_do_not_import_torch(tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("run", "images", "file", "picture.png")}
     for folder in ("run", "images", "run-pt2"):
         (tmp_path / folder).mkdir()
-    for file in (
-        "run/config.json",
-        "run/versions.json",
-        "run/run.json",
-        "run-pt2/mine",
-        "images/a.jpg",
-        "file",
-        "picture.png",
-        "picture.csv",
-    ):
+    in_run = ("run/config.json", "run/versions.json", "run/run.json")
+    for file in (*in_run, "run-pt2/mine", "images/a.jpg", "file", "picture.png", "picture.csv"):
         (tmp_path / file).write_text("{}")
     places["pipe"] = tmp_path / "pipe"
     os.mkfifo(places["pipe"])

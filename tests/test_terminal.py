@@ -78,28 +78,10 @@ def test_images_with_hostile_names_are_told_of_and_the_run_goes_on(
     for name in (b"caf\xe9.png", b"\x1b[31mred.png", b"[dim].png"):
         with open(os.path.join(os.fsencode(photos), name), "wb") as file:
             file.write(b"broken")
-    options = [
-        "--epochs",
-        "2",
-        "--batch-size",
-        "10",
-        "--neighbors.window",
-        "1",
-        "--neighbors.k",
-        "2",
-        "--views.size",
-        "16",
-    ]
-    options += [
-        "--simsiam.proj-dim",
-        "16",
-        "--simsiam.pred-dim",
-        "8",
-        "--data.max-unreadable",
-        "0.5",
-        "--no-curves",
-    ]
-    main(["pretrain", "desk-resnet", *options, "--data", str(photos), "--out", str(out)])
+    small = "--neighbors.window 1 --neighbors.k 2 --views.size 16 --simsiam.proj-dim 16 --simsiam.pred-dim 8"
+    more = "--epochs 2 --batch-size 10 --data.max-unreadable 0.5 --no-curves"
+    places = ["--data", str(photos), "--out", str(out)]
+    main(["pretrain", "desk-resnet", *f"{small} {more}".split(), *places])
     shown = capfd.readouterr().out
     assert "3 of 23 images cannot be read" in shown
     assert str(out / "backbone.safetensors") in shown
@@ -116,15 +98,9 @@ def test_results_that_look_like_markup_are_compared(
 ) -> None:
     for run in ("one", "[red]two[/dim]"):
         (tmp_path / run).mkdir(parents=True)
-        line = {
-            "protocol": "knn",
-            "setting": "[/dim]",
-            "value": 50.0,
-            "metrics": {},
-            "data": {"name": "\x1b[31m[/bold]", "fingerprint": "x"},
-            "model": {},
-            "settings": {},
-        }
+        data = {"name": "\x1b[31m[/bold]", "fingerprint": "x"}
+        line = {"protocol": "knn", "setting": "[/dim]", "value": 50.0, "data": data}
+        line |= {"metrics": {}, "model": {}, "settings": {}}
         (tmp_path / run / "results.jsonl").write_text(json.dumps(line) + "\n")
     runs = [str(tmp_path / "one"), str(tmp_path / "[red]two[/dim]")]
     main(["eval", "table", *runs])

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import command, json_lines, refusal
 from torch.utils.data import TensorDataset
 
 import adasim
-from adasim.cli.main import main
 from adasim.data import ArrayImages, open_images, synthetic
 from adasim.data.images import match_classes
 from adasim.eval.encoder import open_encoder
@@ -26,7 +26,7 @@ from adasim.eval.linear import protocol_of
 from adasim.eval.probe import LINEAR_PROTOCOLS, linear_probe
 from adasim.eval.segmentation import _PUBLISHED, Segmentation
 from adasim.eval.splits import Split, match_test_labels, open_all, open_split
-from adasim.registry import EVALUATIONS, METHODS, load_plugin
+from adasim.registry import EVALUATIONS, METHODS
 from adasim.util.errors import UserError
 
 MakeRun = Callable[..., Path]
@@ -36,7 +36,7 @@ EXAMPLE = ROOT / "examples" / "own_evaluation.py"
 
 def kept(run: Path) -> list[dict[str, Any]]:
     """The lines of results.jsonl, without the dates."""
-    lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    lines = json_lines(run / "results.jsonl")
     return [{name: value for name, value in line.items() if name != "date"} for line in lines]
 
 
@@ -46,21 +46,17 @@ def kept(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "words", "options"),
     [
-        ("knn", ["--k", "5", "20"], {"k": (5, 20)}),
-        ("linear", ["--epochs", "2", "--rates", "0.1", "1"], {"epochs": 2, "rates": [0.1, 1]}),
-        ("fewshot", ["--episodes", "9", "--data", "synthetic:320"], {"episodes": 9, "data": "synthetic:320"}),
-        ("segmentation", ["--epochs", "1", "--size", "16"], {"epochs": 1, "size": 16}),
+        ("knn", "--k 5 20", {"k": (5, 20)}),
+        ("linear", "--epochs 2 --rates 0.1 1", {"epochs": 2, "rates": [0.1, 1]}),
+        ("fewshot", "--episodes 9 --data synthetic:320", {"episodes": 9, "data": "synthetic:320"}),
+        ("segmentation", "--epochs 1 --size 16", {"epochs": 1, "size": 16}),
     ],
 )
 def test_python_gives_what_the_command_line_prints_and_keeps_it(
-    make_run: MakeRun,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    words: list[str],
-    options: dict[str, Any],
+    make_run: MakeRun, name: str, words: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(source="synthetic:64" if name == "segmentation" else "synthetic:320")
-    main(["eval", name, str(run), *words])
+    command(f"eval {name} {run} {words}")
     printed = capsys.readouterr().out
     report = adasim.evaluate(run, name, **options)
     first, second = kept(run)
@@ -96,16 +92,7 @@ def test_a_file_and_an_encoder_in_memory_are_measured_too(make_run: MakeRun, tmp
     assert "untrained" in random.said[0]
 
 
-def test_images_may_be_named_by_a_path(make_run: MakeRun, tmp_path: Path) -> None:
-    images = open_images("synthetic:40", size=16)
-    file = tmp_path / "photos.npz"
-    np.savez(file, images=images.as_array().numpy(), labels=images.labels.numpy() % 2)  # type: ignore[union-attr]
-    report = adasim.evaluate(make_run(), "knn", data=file, k=3)
-    assert "held out" in " ".join(report.said)
-    assert list(report.metrics) == ["top1_k3", "top5_k3"]
-
-
-def test_images_may_be_handed_over(make_run: MakeRun) -> None:
+def test_images_may_be_handed_over_or_named_by_a_path(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     train, test = (open_images("synthetic:320", size=16, split=split) for split in ("train", "test"))
     wanted = adasim.evaluate(run, "knn", save=False)
@@ -117,27 +104,27 @@ def test_images_may_be_handed_over(make_run: MakeRun) -> None:
     assert array is not None
     held_out = adasim.evaluate(run, "knn", data=TensorDataset(array, train.labels), k=5, save=False)
     assert held_out.results[0].data["train_images"] + held_out.results[0].data["test_images"] == 320
+    np.savez(tmp_path / "some.npz", images=array.numpy(), labels=train.labels.numpy())
+    of_file = adasim.evaluate(run, "knn", data=tmp_path / "some.npz", k=5, save=False)
+    assert of_file.metrics == held_out.metrics
     divided = adasim.evaluate(run, "segmentation", data=train, epochs=1)
     assert divided.results[0].data["test_images"] == 64
     assert "64 of the 320 images are held out" in " ".join(divided.said)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("kn", {}, "Did you mean knn"),
-        ("knn", {"seeds": 1}, r"no option 'seeds'.* seed"),
-    ],
-)
 def test_what_is_not_known_gets_a_sentence_with_the_nearest_name(
-    make_run: MakeRun, name: str, options: dict[str, Any], expected: str
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()
-    with pytest.raises(UserError, match=expected):
-        adasim.evaluate(run, name, **options)
+    with pytest.raises(UserError, match="Did you mean knn"):
+        adasim.evaluate(run, "kn")
+    with pytest.raises(UserError, match=r"no option 'seeds'.* seed"):
+        adasim.evaluate(run, "knn", seeds=1)
     with pytest.raises(UserError, match="ResNet is no encoder"):
         adasim.evaluate(adasim.load_backbone(run).net, "knn")
     assert not (run / "results.jsonl").exists()
+    assert "Did you mean table?" in refusal("eval tabel", capsys)
+    assert "--plugin needs the path of a Python file" in refusal("eval --plugin", capsys)
 
 
 # One's own
@@ -159,33 +146,27 @@ def effective_rank(run: Path, source: str) -> float:
     return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
-def test_an_evaluation_of_ones_own_is_one_file(
+def test_an_evaluation_of_ones_own_is_one_file_for_the_command_line_and_for_python(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], without_plugins: None
 ) -> None:
     run = make_run()
-    main(["eval", "--plugin", str(EXAMPLE), "rankme", str(run)])
+    with pytest.raises(UserError, match="Unknown evaluation 'rankme'"):
+        adasim.evaluate(run, "rankme")
+    command(f"eval --plugin {EXAMPLE} rankme {run}")
     wanted = effective_rank(run, "synthetic:320")
     [line] = kept(run)
     assert line["protocol"] == "rankme"
     assert line["value"] == pytest.approx(wanted, rel=1e-6)
     assert f"{wanted:.1f}" in capsys.readouterr().out
-    main(["eval", "table", str(run), "--format", "markdown"])
+    command(f"eval table {run} --format markdown")
     assert "| run | rankme, 320 images, " in capsys.readouterr().out
-    main(["eval", f"--plugin={EXAMPLE}"])
+    command(f"eval --plugin={EXAMPLE}")
     assert "rankme          Effective rank of the features" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        main(["eval", "rankme", "--help", "--plugin", str(EXAMPLE)])
-    assert stop.value.code == 0
+    with pytest.raises(SystemExit):
+        command(f"eval rankme --help --plugin {EXAMPLE}")
     shown = capsys.readouterr().out
     assert "How many of them at most" in shown
     assert "--device" in shown
-
-
-def test_an_evaluation_of_ones_own_runs_from_python(make_run: MakeRun, without_plugins: None) -> None:
-    run = make_run()
-    with pytest.raises(UserError, match="Unknown evaluation 'rankme'"):
-        adasim.evaluate(run, "rankme")
-    load_plugin(EXAMPLE)
     report = adasim.evaluate(run, "rankme", data="synthetic:100")
     assert report.value == pytest.approx(effective_rank(run, "synthetic:100"), rel=1e-6)
     assert "effective rank" in str(report)
@@ -194,23 +175,6 @@ def test_an_evaluation_of_ones_own_runs_from_python(make_run: MakeRun, without_p
 
 def test_the_document_shows_the_example_as_it_is() -> None:
     assert f"```python\n{EXAMPLE.read_text()}```" in (ROOT / "docs" / "extending.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--plugin"], "--plugin needs the path of a Python file"),
-        (["--plugin", "nowhere.py", "knn"], "No plug-in at nowhere.py"),
-        (["tabel"], "Did you mean table?"),
-    ],
-)
-def test_a_plugin_or_name_that_is_not_there_gets_a_sentence(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["eval", *words])
-    assert stop.value.code == 2
-    assert expected in capsys.readouterr().err
 
 
 # The linear protocol is the method's

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from helpers import forked, photograph
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
@@ -32,17 +31,14 @@ from adasim.util.errors import UserError
 SMALL = EvalTransform.of_size(16, (0.5,), (0.25,))
 
 
-def photograph(height: int, width: int) -> np.ndarray:
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand(1, 3, 9, 9, generator=generator)
-    fine = nn.functional.interpolate(coarse, size=(height, width), mode="bicubic").clamp(0, 1)[0]
-    return (fine * 255).byte().permute(1, 2, 0).numpy()
-
-
 def levels(view: Tensor, transform: EvalTransform) -> Tensor:
     """A normalised view as 8-bit levels again, (3, S, S)."""
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (transform.mean, transform.std))
     return (view * std + mean) * 255
+
+
+def as_tensor(image: np.ndarray | Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +67,8 @@ def test_the_published_view_is_pil_resize_256_and_centre_crop_224() -> None:
     transform = EvalTransform.for_run(get_recipe("dino-vit-s16"))
     image = Image.fromarray(pixels).resize((int(410 * 256 / 300), 256), Image.Resampling.BICUBIC)
     left, top = round((image.width - 224) / 2), 16
-    wanted = torch.from_numpy(np.array(image.crop((left, top, left + 224, top + 224)))).permute(2, 0, 1)
-    view = transform(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+    wanted = as_tensor(image.crop((left, top, left + 224, top + 224)))
+    view = transform(as_tensor(pixels)[None])[0]
     assert view.shape == (3, 224, 224)
     assert (levels(view, transform) - wanted).abs().max() <= 2  # PIL rounds between its two passes
 
@@ -80,14 +76,8 @@ def test_the_published_view_is_pil_resize_256_and_centre_crop_224() -> None:
 def test_sides_are_those_of_torchvisions_resize_for_every_size() -> None:
     transform = EvalTransform(size=1, resize=256)
     generator = np.random.default_rng(0)
-    sizes = [
-        (200, 333),
-        (333, 500),
-        (375, 500),
-        (256, 256),
-        (100, 37),
-        *generator.integers(8, 700, (400, 2)).tolist(),
-    ]
+    sizes = [(200, 333), (333, 500), (375, 500), (256, 256), (100, 37)]
+    sizes += generator.integers(8, 700, (400, 2)).tolist()
     for height, width in sizes:
         wanted = v2.Resize(256)(torch.empty(1, height, width, dtype=torch.uint8)).shape[-2:]
         assert transform.resized(height, width) == list(wanted), (height, width)
@@ -97,7 +87,7 @@ def test_the_view_is_torchvisions_pixel_for_pixel() -> None:
     transform = EvalTransform.of_size(96)
     theirs = v2.Compose([v2.Resize(110, InterpolationMode.BICUBIC, antialias=True), v2.CenterCrop(96)])
     for height, width in [(333, 500), (120, 111), (400, 401), (97, 210)]:
-        pixels = torch.from_numpy(photograph(height, width)).permute(2, 0, 1)
+        pixels = as_tensor(photograph(height, width))
         assert torch.equal(transform.crop(pixels), theirs(pixels)), (height, width)
 
 
@@ -116,7 +106,7 @@ def test_a_transform_survives_timms_names_at_every_size_and_timm_makes_the_same_
 def test_a_pil_image_a_tensor_and_a_batch_get_the_same_view() -> None:
     pixels = photograph(40, 50)
     transform = EvalTransform.of_size(16)
-    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    tensor = as_tensor(pixels)
     view = transform(Image.fromarray(pixels))
     assert view.shape == (3, 16, 16)
     assert torch.equal(view, transform(tensor))
@@ -130,17 +120,15 @@ def test_the_few_shot_view_squashes_to_257_bilinearly_whatever_the_aspect() -> N
     pixels = photograph(200, 330)
     transform = EvalTransform.of_size(224).for_fewshot()
     image = Image.fromarray(pixels).resize((257, 257), Image.Resampling.BILINEAR).crop((16, 16, 240, 240))
-    wanted = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    view = transform(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
-    assert (levels(view, transform) - wanted).abs().max() <= 2
+    view = transform(as_tensor(pixels)[None])[0]
+    assert (levels(view, transform) - as_tensor(image)).abs().max() <= 2
 
 
-def test_small_images_of_the_views_size_keep_their_pixels() -> None:
+def test_small_images_of_the_views_size_keep_their_pixels_and_greyscale_becomes_three_equal_channels() -> (
+    None
+):
     pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     assert torch.allclose(SMALL(pixels), (pixels / 255 - 0.5) / 0.25, atol=1e-6)
-
-
-def test_greyscale_becomes_three_equal_channels() -> None:
     view = SMALL(torch.randint(0, 256, (2, 1, 20, 16), dtype=torch.uint8))
     assert view.shape == (2, 3, 16, 16)
     assert torch.equal(view[:, 0], view[:, 2])
@@ -168,25 +156,13 @@ def test_a_view_is_squashed_or_cropped_as_timms_configuration_says(name: str) ->
 # Extraction
 
 
-FEW_DESCRIPTORS = """
-import resource, sys, torch
-resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
-from adasim.config import ModelConfig
-from adasim.data import FolderImages
-from adasim.eval import EvalTransform, extract
-from adasim.models import build_backbone
-backbone = build_backbone(ModelConfig(name="resnet_tiny"), 16, student=False)
-images = FolderImages(sys.argv[1])
-print(len(extract(backbone, images, EvalTransform.of_size(16), batch_size=40, workers=2)))
-"""
-
-
 @pytest.mark.slow
-def test_a_low_limit_of_open_files_is_enough_for_workers(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FEW_DESCRIPTORS, str(folder)], capture_output=True, text=True, timeout=240
-    )
-    assert done.stdout == "120\n", done.stderr
+def test_a_low_limit_of_open_files_is_enough_for_workers(resnet: Backbone, folder: Path) -> None:
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+        print(len(extract(resnet, FolderImages(folder), SMALL, batch_size=40, workers=2)))
+
+    assert forked(work) == (0, "120\n")
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
@@ -313,15 +289,13 @@ def test_more_than_one_unreadable_image_in_a_hundred_is_refused(resnet: Backbone
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by one with every pass over a data set."""
-    import adasim.eval.features as module
-
     seen: list[str] = []
 
-    def counted(*args: object, **kwargs: object) -> Tensor:
+    def counted(*args: Any, **kwargs: Any) -> Tensor:
         seen.append("pass")
-        return extract(*args, **kwargs)  # type: ignore[arg-type]
+        return extract(*args, **kwargs)
 
-    monkeypatch.setattr(module, "extract", counted)
+    monkeypatch.setattr("adasim.eval.features.extract", counted)
     return seen
 
 
@@ -339,44 +313,37 @@ def test_other_weights_data_transform_or_kind_cost_another_pass(tmp_path: Path, 
     images = synthetic(40, 16)
     other = ArrayImages("synthetic-train", images.images.clone(), images.labels)
     other.images[7, 0, 3, 3] ^= 1
-    FeatureCache(tmp_path).features(backbone, images, SMALL)
-    FeatureCache(tmp_path).features(backbone, other, SMALL)
-    FeatureCache(tmp_path).features(backbone, images, replace(SMALL, mean=(0.4,)))
-    FeatureCache(tmp_path).features(backbone, images, SMALL, kind="linear-dino")
+    cache = FeatureCache(tmp_path)
+    cache.features(backbone, images, SMALL)
+    cache.features(backbone, other, SMALL)
+    cache.features(backbone, images, replace(SMALL, mean=(0.4,)))
+    cache.features(backbone, images, SMALL, kind="linear-dino")
     with torch.no_grad():
         backbone.net.get_parameter("norm.bias")[0] += 1e-3
-    FeatureCache(tmp_path).features(backbone, images, SMALL)
+    cache.features(backbone, images, SMALL)
     assert len(passes) == 5
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 4
-    path.write_bytes(content)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def hostile(path: Path) -> None:
-    path.write_bytes(b"\xff" * 8 + b"{}" + b"\x00" * 64)
-
-
-@pytest.mark.parametrize("damage", [truncate, flip, empty, hostile])
+@pytest.mark.parametrize("damage", ["truncated", "a flipped bit", "empty", "hostile"])
 def test_a_damaged_file_is_made_anew(
-    resnet: Backbone, tmp_path: Path, passes: list[str], damage: Callable[[Path], None]
+    resnet: Backbone, tmp_path: Path, passes: list[str], damage: str
 ) -> None:
     images = synthetic(40, 16)
     first = FeatureCache(tmp_path).features(resnet, images, SMALL).values
     [file] = tmp_path.iterdir()
-    damage(file)
-    assert torch.equal(FeatureCache(tmp_path).features(resnet, images, SMALL).values, first)
-    assert torch.equal(FeatureCache(tmp_path).features(resnet, images, SMALL).values, first)
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-100] ^= 4
+    hostile = b"\xff" * 8 + b"{}" + b"\x00" * 64
+    contents = {
+        "truncated": whole[: len(whole) // 2],
+        "a flipped bit": flipped,
+        "empty": b"",
+        "hostile": hostile,
+    }
+    file.write_bytes(contents[damage])
+    for _ in range(2):
+        assert torch.equal(FeatureCache(tmp_path).features(resnet, images, SMALL).values, first)
     assert len(passes) == 2
 
 

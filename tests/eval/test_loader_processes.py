@@ -79,21 +79,10 @@ def test_a_small_shared_memory_is_enough_for_every_evaluation(resnet: Backbone, 
     def work() -> None:
         for workers in (0, 2):
             features = extract(resnet, images, transform, workers=workers)
-            dense = PatchFeatures(
-                resnet,
-                masked,
-                torch.arange(24),
-                transform,
-                size=96,
-                n_blocks=1,
-                batch_size=12,
-                workers=workers,
-            )
-            print(
-                len(features),
-                round(float(features.double().sum()), 9),
-                sum(len(m) for _, m in dense.in_order()),
-            )
+            options: dict[str, int] = {"size": 96, "n_blocks": 1, "batch_size": 12, "workers": workers}
+            dense = PatchFeatures(resnet, masked, torch.arange(24), transform, **options)
+            total = round(float(features.double().sum()), 9)
+            print(len(features), total, sum(len(m) for _, m in dense.in_order()))
 
     code, said = with_small_shm(work)
     assert code == 0, said
@@ -109,7 +98,14 @@ def test_nothing_is_fed_by_torchs_data_loader() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["embed", "eval knn", "explore"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "embed {encoder} --out {made}.npz",
+        "eval knn {encoder}",
+        "explore --backbone {encoder} --out {made}.html",
+    ],
+)
 def test_a_killed_loader_process_ends_a_command_with_one_sentence(
     resnet: Backbone, photos: Path, tmp_path: Path, verb: str
 ) -> None:
@@ -125,18 +121,8 @@ def test_a_killed_loader_process_ends_a_command_with_one_sentence(
             return load(images, i)
 
         setattr(FolderImages, "load", killed)  # noqa: B010 - mypy allows no assignment
-        ending = {"embed": ".npz", "explore": ".html"}.get(verb)
-        out = ["--out", str(tmp_path / f"made{ending}")] if ending else []
-        words = [
-            *(["--backbone"] if verb == "explore" else []),
-            str(encoder),
-            "--data",
-            str(photos),
-            "--workers",
-            "2",
-            *out,
-        ]
-        command(*verb.split(), *words)
+        line = f"{verb} --data {photos} --workers 2"
+        command(*line.format(encoder=encoder, made=tmp_path / "made").split())
 
     code, said = forked(work)
     assert code == 0, said

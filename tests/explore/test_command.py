@@ -17,15 +17,24 @@ import numpy as np
 import pytest
 import torch
 from explore.explored import Explored, explored
-from helpers import fill, forked, in_one_line, photos_of_patterns, refusal, small_disk
+from helpers import (
+    command,
+    fill,
+    forked,
+    in_one_line,
+    json_lines,
+    names,
+    photos_of_patterns,
+    refusal,
+    small_disk,
+)
 
 import adasim
 from adasim.cli.explore import TABLES
-from adasim.cli.main import main
 from adasim.data import ArrayImages
 from adasim.eval.encoder import open_encoder
 from adasim.explore.collection import collect
-from adasim.explore.open import open_features
+from adasim.explore.open import Opened, open_features
 from adasim.explore.page import as_json, write_page
 from adasim.options import ExploreOptions
 from adasim.runs.access import check_replaceable
@@ -40,18 +49,34 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Explored:
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """48 photos of two classes, and features of them."""
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Here are 48 photos of two classes, and features of them."""
+    monkeypatch.chdir(tmp_path)
     photos_of_patterns(tmp_path / "photos", "class{c}/{i:02d}.png")
     values = np.random.default_rng(0).normal(size=(48, 8)).astype(np.float32)
-    np.savez(tmp_path / "mine.npz", features=values)
-    return tmp_path
+    np.savez("mine.npz", features=values)
+    return tmp_path / "photos"
 
 
-def asked(photos: Path, data: str = "photos", features: str = "mine.npz", **options: str) -> list[str]:
-    """`adasim explore --features ... --data ...`, with paths below `photos`."""
-    paths = {"features": features, "data": data, **options}
-    return ["explore", *(word for name, path in paths.items() for word in (f"--{name}", str(photos / path)))]
+EXPLORE = "explore --features mine.npz --data photos"
+
+
+def opened(file: str, data: str) -> Opened:
+    return open_features(Path(file), data, ExploreOptions(), print)
+
+
+def divided(photos: Path, *splits: str) -> Path:
+    """The same photos in each of the splits."""
+    for split in splits:
+        shutil.copytree(photos, f"divided/{split}")
+    return Path("divided")
+
+
+def flat(photos: Path, folder: str) -> None:
+    """The same photos without classes, by their numbers."""
+    Path(folder).mkdir()
+    for i, path in enumerate(sorted(photos.rglob("*.png"))):
+        shutil.copy(path, f"{folder}/{i:02d}.png")
 
 
 def payload(page: Path) -> dict[str, Any]:
@@ -62,13 +87,19 @@ def payload(page: Path) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-def test_test_images_that_cannot_be_opened_are_told(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    divided = photos / "divided"
-    shutil.copytree(photos / "photos", divided / "train")
-    (divided / "test").mkdir()
-    main(asked(photos, "divided", out="page.html"))
+def test_what_is_not_explored_of_a_divided_folder_is_told(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (divided(photos, "train", "val") / "test").mkdir()
+    command("explore --features mine.npz --data divided --out page.html")
     assert "Without the test images: No images" in in_one_line(capsys.readouterr().out)
-    assert payload(photos / "page.html")["splits"] == ["train"]
+    assert payload(Path("page.html"))["splits"] == ["train"]
+    shutil.copytree(photos, "divided/test", dirs_exist_ok=True)
+    np.savez("both.npz", features=np.random.default_rng(0).normal(size=(96, 8)))
+    command("explore --features both.npz --data divided --out both.html")
+    said = in_one_line(capsys.readouterr().out)
+    assert said.count("are not among them") == 1
+    assert "its split train; 48 in val/ are not among them" in said
 
 
 def test_a_run_is_explored_with_its_own_memory_and_test_images(
@@ -76,7 +107,7 @@ def test_a_run_is_explored_with_its_own_memory_and_test_images(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    main(["explore", str(run), "--csv", str(tmp_path / "lists"), "--out", str(run / "explore.html")])
+    command(f"explore {run} --csv {tmp_path / 'lists'} --out {run / 'explore.html'}")
     assert "surprising" in in_one_line(capsys.readouterr().out)
     data = payload(run / "explore.html")
     assert (data["count"], data["train"], data["splits"]) == (48 + 256, 48, ["train", "test"])
@@ -123,24 +154,23 @@ def test_any_encoder_explores_any_images_but_those_that_cannot_be_read(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Here an untrained one, which needs no network."""
-    page, files = photos / "page.html", sorted((photos / "photos").rglob("*.png"))
-    arguments = ["--backbone", "vit_mini", "--random-weights", "--size", "16", "--no-cache", "--workers", "0"]
-    command = ["explore", *arguments, "--data", str(photos / "photos"), "--passes", "2", "--k", "3"]
+    files = sorted(photos.rglob("*.png"))
+    encoder = "--backbone vit_mini --random-weights --size 16 --no-cache --workers 0"
+    line = f"explore {encoder} --data photos --passes 2 --k 3"
     files[7].write_bytes(b"torn")
-    main([*command, "--out", str(page)])
-    data = payload(page)
+    command(f"{line} --out page.html")
+    data = payload(Path("page.html"))
     assert (data["count"], data["unreadable"]) == (48, 1)
     assert "2 augmented passes" in data["origin"]
     for file in files:
         file.write_bytes(b"torn")
-    assert "Not one of the 48 images of photos can be read" in refusal(command, capsys)
+    assert "Not one of the 48 images of photos can be read" in refusal(line, capsys)
 
 
 def test_features_of_somebody_else_and_neighbours_for_embedding_atlas(photos: Path) -> None:
-    atlas = photos / "atlas.jsonl"
-    main([*asked(photos, out="page.html"), "--export-atlas", str(atlas), "--k", "5"])
-    lines = [json.loads(line) for line in atlas.read_text().splitlines()]
-    values = torch.from_numpy(np.load(photos / "mine.npz")["features"]).double()
+    command(f"{EXPLORE} --out page.html --export-atlas atlas.jsonl --k 5")
+    lines = json_lines(Path("atlas.jsonl"))
+    values = torch.from_numpy(np.load("mine.npz")["features"]).double()
     unit = values / values.norm(dim=1, keepdim=True)
     for i, line in enumerate(lines):
         cosines = unit @ unit[i]
@@ -151,21 +181,19 @@ def test_features_of_somebody_else_and_neighbours_for_embedding_atlas(photos: Pa
         assert abs(sum(1 - d for d in line["neighbors"]["distances"]) - 1) < 1e-4
     spread = torch.tensor([[line["x"], line["y"]] for line in lines])
     assert spread[:, 0].var() >= spread[:, 1].var() > 0
-    assert not payload(photos / "page.html")["windowed"]
+    assert not payload(Path("page.html"))["windowed"]
 
 
 def test_features_that_name_their_images_are_refused_for_others(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, file = photos / "photos", photos / "named.npz"
-    odd = data / "class0" / "new\nline.png"
-    (data / "class0" / "00.png").rename(odd)
-    names = sorted(str(path.relative_to(data)) for path in data.rglob("*.png"))
-    np.savez(file, features=np.load(photos / "mine.npz")["features"], files=np.array(names))
-    command = asked(photos, features="named.npz", out="page.html")
-    main(command)
-    (data / "class0" / "02.png").rename(data / "class1" / "zz.png")  # as many images, and all rows shifted
-    message = refusal([*command, "--overwrite"], capsys)
+    (photos / "class0" / "00.png").rename(photos / "class0" / "new\nline.png")
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    np.savez("named.npz", features=np.load("mine.npz")["features"], files=np.array(names))
+    line = "explore --features named.npz --data photos --out page.html"
+    command(line)
+    (photos / "class0" / "02.png").rename(photos / "class1" / "zz.png")  # as many, and all rows shifted
+    message = refusal(f"{line} --overwrite", capsys)
     assert "is of class0/02.png" in message
     assert "these are features of other images" in message
 
@@ -173,93 +201,69 @@ def test_features_that_name_their_images_are_refused_for_others(
 def test_given_features_that_are_not_finite_are_counted_and_refused_if_all_are(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, values = photos / "mine.npz", np.load(photos / "mine.npz")["features"]
+    values = np.load("mine.npz")["features"]
     values[3] = np.inf
-    np.savez(file, features=values)
-    said: list[str] = []
-    open_features(file, str(photos / "photos"), ExploreOptions(), said.append)
-    assert said[-1] == f"{file} has no features of 1 images, such as class0/06.png: they get no neighbours."
-    np.savez(file, features=np.full_like(values, np.nan))
-    for command in ("explore", "gallery"):
-        words = [command, *asked(photos)[1:]]
-        assert f"{file} has not one row of finite features." in refusal(words, capsys)
+    np.savez("mine.npz", features=values)
+    opened("mine.npz", "photos")
+    said = in_one_line(capsys.readouterr().out)
+    assert "mine.npz has no features of 1 images, such as class0/06.png: they get no neighbours." in said
+    np.savez("mine.npz", features=np.full_like(values, np.nan))
+    for verb in ("explore", "gallery"):
+        message = refusal(f"{verb} --features mine.npz --data photos", capsys)
+        assert "mine.npz has not one row of finite features." in message
 
 
 def test_names_may_be_bytes(photos: Path) -> None:
-    data, file = photos / "photos", photos / "named.npz"
-    values = np.load(photos / "mine.npz")["features"]
-    names = sorted(str(path.relative_to(data)).encode() for path in data.rglob("*.png"))
-    np.savez(file, features=values[::-1], files=np.array(names[::-1]))
-    opened = open_features(file, str(data), ExploreOptions(), print)
-    assert torch.equal(opened.features, torch.from_numpy(values))
+    values = np.load("mine.npz")["features"]
+    names = sorted(str(path.relative_to(photos)).encode() for path in photos.rglob("*.png"))
+    np.savez("named.npz", features=values[::-1], files=np.array(names[::-1]))
+    assert torch.equal(opened("named.npz", "photos").features, torch.from_numpy(values))
 
 
 def test_without_a_label_among_the_features_nothing_is_said_of_labels(photos: Path) -> None:
-    mixed = photos / "mixed"
-    shutil.copytree(photos / "photos", mixed / "test")
-    (mixed / "train").mkdir()
-    for i, path in enumerate(sorted((photos / "photos").rglob("*.png"))):
-        shutil.copy(path, mixed / "train" / f"{i:02d}.png")
+    shutil.copytree(photos, "mixed/test")
+    flat(photos, "mixed/train")
     names = [f"train/{i:02d}.png" for i in range(48)]
-    np.savez(photos / "named.npz", features=np.load(photos / "mine.npz")["features"], files=np.array(names))
-    main(asked(photos, "mixed", "named.npz", csv="lists"))
-    _, suspects = read_csv(photos / "lists" / "wrong-labels.csv")
-    assert suspects == []
+    np.savez("named.npz", features=np.load("mine.npz")["features"], files=np.array(names))
+    command("explore --features named.npz --data mixed --csv lists")
+    assert read_csv(Path("lists/wrong-labels.csv"))[1] == []
 
 
 def test_a_folder_whose_name_is_not_utf8_is_explored(photos: Path) -> None:
-    odd = os.fsdecode(os.fsencode(photos) + b"/caf\xe9")
-    shutil.copytree(photos / "photos", odd)
-    page = os.path.join(odd, os.fsdecode(b"p\xe9.html"))
-    main(["explore", "--features", str(photos / "mine.npz"), "--data", odd, "--out", page])
-    assert payload(Path(page))["bases"] == ["./"]
-    main(["explore", "--features", str(photos / "mine.npz"), "--data", odd, "--out", str(photos / "p.html")])
-    assert payload(photos / "p.html")["bases"] == ["caf%E9/"]
-
-
-def test_what_lies_beside_the_two_splits_is_told(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for split in ("train", "test", "val"):
-        shutil.copytree(photos / "photos", photos / "divided" / split)
-    np.savez(photos / "both.npz", features=np.random.default_rng(0).normal(size=(96, 8)))
-    main(asked(photos, "divided", "both.npz", out="page.html"))
-    said = in_one_line(capsys.readouterr().out)
-    assert said.count("are not among them") == 1
-    assert "its split train; 48 in val/ are not among them" in said
+    odd = os.fsdecode(b"caf\xe9")
+    shutil.copytree(photos, odd)
+    for page, base in ((os.path.join(odd, os.fsdecode(b"p\xe9.html")), "./"), ("p.html", "caf%E9/")):
+        command(f"explore --features mine.npz --data {odd} --out {page}")
+        assert payload(Path(page))["bases"] == [base]
 
 
 def test_lists_of_other_images_do_not_stay_behind(photos: Path) -> None:
-    lists = photos / "lists"
-    main(asked(photos, csv="lists"))
-    assert (lists / "wrong-labels.csv").exists()
-    (lists / "mine.csv").touch()
-    flat = photos / "flat"
-    flat.mkdir()
-    for i, path in enumerate(sorted((photos / "photos").rglob("*.png"))):
-        shutil.copy(path, flat / f"{i:02d}.png")
-    main([*asked(photos, "flat", csv="lists"), "--overwrite"])
-    assert not (lists / "wrong-labels.csv").exists()
-    assert (lists / "mine.csv").exists()
+    command(f"{EXPLORE} --csv lists")
+    assert Path("lists/wrong-labels.csv").exists()
+    Path("lists/mine.csv").touch()
+    flat(photos, "flat")
+    command("explore --features mine.npz --data flat --csv lists --overwrite")
+    assert not Path("lists/wrong-labels.csv").exists()
+    assert Path("lists/mine.csv").exists()
 
 
 def test_what_embed_writes_of_one_split_is_placed_by_name(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    divided, file = photos / "divided", photos / "embedded.npz"
-    for split in ("train", "test"):
-        shutil.copytree(photos / "photos", divided / split)  # the same names in both
-    (divided / "test" / "class0" / "04.png").write_bytes(b"torn")
+    folder = divided(photos, "train", "test")  # the same names in both
+    (folder / "test" / "class0" / "04.png").write_bytes(b"torn")
     encoder = open_encoder("vit_mini", random_weights=True, size=16).backbone
-    adasim.embed(encoder, divided, file, split="test", size=16, workers=0, cache=False)
-    opened = open_features(file, str(divided), ExploreOptions(), print)
+    adasim.embed(encoder, folder, "embedded.npz", split="test", size=16, workers=0, cache=False)
+    found = opened("embedded.npz", "divided")
     assert "no features of 49 images" in in_one_line(capsys.readouterr().out)
-    names, known = opened.collection.names, torch.isfinite(opened.features).all(1)
+    names, known = found.collection.names, torch.isfinite(found.features).all(1)
     assert {name for name, has in zip(names, known, strict=True) if has} == {
         name for name in names if name.startswith("test/") and name != "test/class0/04.png"
     }
-    written = np.load(file)
+    written = np.load("embedded.npz")
     last = names.index(f"test/{written['files'][-1]}")
-    assert torch.equal(opened.features[last], torch.from_numpy(written["features"][-1]))
-    assert len(open_features(file, str(divided / "test"), ExploreOptions(), print).features) == 48
+    assert torch.equal(found.features[last], torch.from_numpy(written["features"][-1]))
+    assert len(opened("embedded.npz", "divided/test").features) == 48
 
 
 @pytest.mark.parametrize(
@@ -273,15 +277,13 @@ def test_what_embed_writes_of_one_split_is_placed_by_name(
     ],
 )
 def test_features_of_which_it_is_not_clear_whose_they_are_are_refused(
-    files: list[Any] | None, words: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[Any] | None, words: str, photos: Path
 ) -> None:
-    monkeypatch.chdir(photos)
-    for split in ("train", "test"):
-        shutil.copytree("photos", f"divided/{split}")
+    divided(photos, "train", "test")
     named: dict[str, Any] = {} if files is None else {"files": np.array(files)}
     np.savez("named.npz", features=np.eye(2, dtype=np.float32), **named)
     with pytest.raises(UserError, match=re.escape(words)):
-        open_features(Path("named.npz"), "divided", ExploreOptions(), print)
+        opened("named.npz", "divided")
 
 
 def test_the_page_counts_supports_and_knows_self_matches_beyond_the_neighbours_that_it_shows(
@@ -302,22 +304,22 @@ def test_the_page_counts_supports_and_knows_self_matches_beyond_the_neighbours_t
 def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page, both = photos / "page.html", asked(photos, out="page.html", csv="lists")
-    main(both)
+    page, both = Path("page.html"), f"{EXPLORE} --out page.html --csv lists"
+    command(both)
     before = page.read_bytes()
-    assert "--overwrite" in refusal(asked(photos, out="page.html"), capsys)
-    assert "--overwrite" in refusal(asked(photos, csv="lists"), capsys)
-    again = [*both, "--overwrite"]
+    assert "--overwrite" in refusal(f"{EXPLORE} --out page.html", capsys)
+    assert "--overwrite" in refusal(f"{EXPLORE} --csv lists", capsys)
+    again = f"{both} --overwrite"
     page.write_bytes(b"mine")
     assert "no page of adasim explore" in refusal(again, capsys)
     assert page.read_bytes() == b"mine"
     page.write_bytes(before)
-    main(again)
+    command(again)
     assert page.read_bytes() == before  # the same images, the same page
-    beside = photos / "page-sheets"
+    beside = Path("page-sheets")
     beside.mkdir()
     (beside / f"sheet-00000.webp.1-ab{TEMPORARY}").touch()  # of a command that was killed
-    main(again)
+    command(again)
     assert not beside.exists()
     beside.mkdir()
     (beside / "holiday.jpg").touch()
@@ -327,57 +329,37 @@ def test_nothing_is_replaced_unasked_and_nothing_foreign_ever(
     assert "page-sheets is a file" in refusal(again, capsys)
 
 
-GIVEN = ["--data", "photos", "--features"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "What is to be explored"),
-        (["RUN", "--backbone", "resnet18"], "one of them alone"),
-        (["--backbone", "resnet18"], "--backbone needs --data"),
-        (["nowhere"], "nowhere"),
-        (["photos"], "photos is not"),
-        ([*GIVEN, "mine.npz", "--out", "page.pdf"], ".html"),
-        ([*GIVEN, "mine.npz", "--out", "nowhere/page.html"], "nowhere"),
-        ([*GIVEN, "short.npz"], "40 features and photos 48 images"),
-        ([*GIVEN, "two.npz"], "named features"),
-        ([*GIVEN, "thin.npz"], "thin.npz holds features (48, 0)"),
-        ([*GIVEN, "photos/class0/00.png"], "cannot be read"),
-        ([*GIVEN, "corrupt.npz"], "corrupt.npz cannot be read"),
-        ([*GIVEN, "mine.npz", "--tau", "0"], "--tau"),
-        ([*GIVEN, "mine.npz", "--export-atlas", "atlas.csv"], ".jsonl"),
+        ("", "What is to be explored"),
+        ("RUN --backbone resnet18", "one of them alone"),
+        ("--backbone resnet18", "--backbone needs --data"),
+        ("photos", "photos is not"),
+        ("--data photos --features mine.npz --out page.pdf", ".html"),
+        ("--data photos --features mine.npz --out nowhere/page.html", "nowhere"),
+        ("--data photos --features short.npz", "40 features and photos 48 images"),
+        ("--data photos --features two.npz", "named features"),
+        ("--data photos --features thin.npz", "thin.npz holds features (48, 0)"),
+        ("--data photos --features photos/class0/00.png", "cannot be read"),
+        ("--data photos --features corrupt.npz", "corrupt.npz cannot be read"),
+        ("--data photos --features mine.npz --tau 0", "--tau"),
+        ("--data photos --features mine.npz --export-atlas atlas.csv", ".jsonl"),
     ],
 )
+@pytest.mark.usefixtures("photos")
 def test_bad_input_gets_one_sentence_and_leaves_nothing(
-    photos: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    np.savez(photos / "short.npz", features=np.zeros((40, 3), dtype=np.float32))
-    np.savez(photos / "two.npz", a=np.zeros((48, 3)), b=np.zeros((48, 3)))
-    np.savez(photos / "thin.npz", features=np.zeros((48, 0)))
-    np.savez_compressed(photos / "corrupt.npz", features=np.random.default_rng(0).random((48, 30)))
-    packed = bytearray((photos / "corrupt.npz").read_bytes())
+    np.savez("short.npz", features=np.zeros((40, 3), dtype=np.float32))
+    np.savez("two.npz", a=np.zeros((48, 3)), b=np.zeros((48, 3)))
+    np.savez("thin.npz", features=np.zeros((48, 0)))
+    np.savez_compressed("corrupt.npz", features=np.random.default_rng(0).random((48, 30)))
+    packed = bytearray(Path("corrupt.npz").read_bytes())
     packed[60:200] = b"\xff" * 140
-    (photos / "corrupt.npz").write_bytes(packed)
-    monkeypatch.chdir(photos)
-    assert words in refusal(["explore", *arguments], capsys)
-    assert not list(photos.glob("*.html"))
-
-
-@pytest.mark.parametrize("option", ["--passes", "--k"])
-def test_what_a_run_with_neighbours_has_no_use_for_is_refused(
-    finished: Path, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = refusal(["explore", str(finished), "--overwrite", option, "3"], capsys)
-    assert f"{option} is for --backbone and --features" in message
-
-
-def test_the_page_is_the_same_from_the_same_images_and_holds_no_markup_of_theirs(small: Explored) -> None:
-    text = small.page.read_text("utf-8")
-    assert text.count("</script>") == 2  # the data and the code
-    assert "\u2028" not in text
-    assert "\u202e" not in text
-    assert payload(small.page)["names"] == small.found.collection.names
+    Path("corrupt.npz").write_bytes(packed)
+    assert words in refusal(f"explore {arguments}", capsys)
+    assert not list(Path().glob("*.html"))
 
 
 def test_json_within_a_page_is_ascii_without_brackets() -> None:
@@ -435,15 +417,13 @@ def test_sheets_beside_a_page_go_when_the_page_needs_them_no_more(small: Explore
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_old_page(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with small_disk(photos / "disk", "1m") as disk:
-        page = disk / "page.html"
-        main(asked(photos, out="disk/page.html"))
-        before = page.read_bytes()
+    with small_disk(photos.parent / "disk", "1m") as disk:
+        command(f"{EXPLORE} --out disk/page.html")
+        before = (disk / "page.html").read_bytes()
         fill(disk / "full")
-        command = [*asked(photos, out="disk/page.html"), "--overwrite"]
-        assert "No space left" in refusal(command, capsys)
-        assert page.read_bytes() == before
-        assert sorted(path.name for path in disk.iterdir()) == ["full", "page.html"]
+        assert "No space left" in refusal(f"{EXPLORE} --out disk/page.html --overwrite", capsys)
+        assert (disk / "page.html").read_bytes() == before
+        assert names(disk) == ["full", "page.html"]
 
 
 @pytest.mark.slow

@@ -50,8 +50,7 @@ def test_mutual_neighbours_are_among_each_others_nearest_measured_by_their_surro
     away = sorted(abs(log - middle) for log in logs)
     deviation = 1.4826 * (away[(len(away) - 1) // 2] + away[len(away) // 2]) / 2
     assert abs(found.threshold(2.0) - math.exp(middle - 2 * deviation)) < 1e-6
-    again = found.would_stand_out(found.pairs, found.closeness * 0, 2.0)
-    assert again.all()
+    assert found.would_stand_out(found.pairs, found.closeness * 0, 2.0).all()
     assert found.close(2.0).tolist() == found.pairs[found.closeness < found.threshold(2.0)].tolist()
 
 
@@ -85,17 +84,13 @@ def test_the_same_detail_on_another_picture_is_no_near_copy() -> None:
     assert not near[place]
 
 
-def test_four_copies_are_all_each_others_neighbours() -> None:
+def test_four_copies_are_all_each_others_neighbours_and_too_few_images_have_none() -> None:
     x = features(200, dim=8)
     x[1:4] = x[0] + 0.02 * features(3, dim=8, seed=9)
     found = mutual_neighbours(*nearest_others(x, 10)).pairs.tolist()
     assert all([i, j] in found for i in range(4) for j in range(i + 1, 4))
-
-
-def test_too_few_images_have_no_duplicates() -> None:
     for count in (1, 2):
-        found = mutual_neighbours(*nearest_others(features(count), 10))
-        assert len(found.close(CANDIDATE)) == 0
+        assert len(mutual_neighbours(*nearest_others(features(count), 10)).close(CANDIDATE)) == 0
 
 
 def test_detail_tells_copies_from_look_alikes() -> None:
@@ -136,12 +131,9 @@ def test_groups_join_exact_and_near_copies_and_keep_scenes_apart() -> None:
         ([1, 0, 2], "near", 0.3, False),
         ([6, 7], "same scene", 0.95, False),  # 3 is alike to 4, but 4 is a copy already
     ]
-
-
-def test_equal_pixels_are_found_without_any_features() -> None:
     none = torch.empty(0)
     groups = find_groups(["x", "y", "x", "", ""], NONE.pairs, none, none, [0] * 5, [1] * 5)
-    assert [(g.members, g.kind) for g in groups] == [([0, 2], "exact")]
+    assert [(g.members, g.kind) for g in groups] == [([0, 2], "exact")]  # without any features
 
 
 def test_planted_copies_among_generated_images_are_found_by_their_looks() -> None:

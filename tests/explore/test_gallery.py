@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import in_one_line, names, photos_of_patterns, refusal, snapshot
+from helpers import command, in_one_line, names, photos_of_patterns, refusal, snapshot
 from PIL import Image
 from pretrainings import Small
 
 import adasim
-from adasim.cli.main import main
 from adasim.data import open_images
 from adasim.data.images import ArrayImages
 from adasim.explore.collection import Collection, collect
@@ -85,23 +84,19 @@ def five() -> Opened:
     return supports_of_memory(memory, collect([images]), 0.2, "mine")
 
 
-def picked_ids(supports: Opened, kind: str, count: int = 9, seed: int = 0) -> set[int]:
-    return set(pick(supports, kind, count, seed).ids)
-
-
-def test_picks_are_those_of_p_win_computed_by_hand(five: Opened) -> None:
+def test_picks_and_rows_are_those_of_p_win_computed_by_hand(five: Opened) -> None:
     best = {i: by_hand(i, 2, 0.2)[0][0] for i in range(4)}
     assert best == {0: 0, 1: 0, 2: 3, 3: 0}
-    assert picked_ids(five, "random") == {0, 1, 2, 3}
-    assert picked_ids(five, "intriguing") == {1, 2, 3} == {i for i in best if best[i] != i}
-    assert picked_ids(five, "other-class") == {3} == {i for i in best if LABELS[best[i]] != LABELS[i]}
-
-
-def test_the_rows_are_p_win_computed_by_hand(five: Opened) -> None:
+    picked = {kind: set(pick(five, kind, 9, 0).ids) for kind in ("random", "intriguing", "other-class")}
+    assert picked["random"] == {0, 1, 2, 3}
+    assert picked["intriguing"] == {1, 2, 3} == {i for i in best if best[i] != i}
+    assert picked["other-class"] == {3} == {i for i in best if LABELS[best[i]] != LABELS[i]}
     for row in rows_of(five, [2, 0, 3, 1]):
         expected = by_hand(row.query, 2, 0.2)
         assert row.ids == [j for j, _ in expected]
         assert row.p == pytest.approx([p for _, p in expected])
+    with pytest.raises(UserError, match="Nothing is known of image 4"):
+        pick(five, "3,4", 6, 0)
 
 
 def test_a_greater_count_keeps_the_images_and_another_seed_chooses_others() -> None:
@@ -122,20 +117,15 @@ def test_images_are_named_by_id_by_file_and_by_the_end_of_a_path() -> None:
     assert named(collection, "cat/1.png,2.png") == [0, 1]
     assert named(collection, "/photos/dog/1.png") == [2]
     assert named(collection, "a, b.png") == [3]
-    for asked, expected in (
-        ("1.png", "2 images fit 1.png, such as cat/1.png and dog/1.png"),
-        ("5", "ids run from 0 to 4"),
-        ("-1", "ids run from 0 to 4"),
-        ("cow.png", "No image is called cow.png"),
-        (" , ", "names no image"),
-    ):
+    for asked, expected in {
+        "1.png": "2 images fit 1.png, such as cat/1.png and dog/1.png",
+        "5": "ids run from 0 to 4",
+        "-1": "ids run from 0 to 4",
+        "cow.png": "No image is called cow.png",
+        " , ": "names no image",
+    }.items():
         with pytest.raises(UserError, match=re.escape(expected)):
             named(collection, asked)
-
-
-def test_an_image_of_which_nothing_is_known_is_refused_by_name(five: Opened) -> None:
-    with pytest.raises(UserError, match="Nothing is known of image 4"):
-        pick(five, "3,4", 6, 0)
 
 
 # ---- the picture ----
@@ -221,10 +211,8 @@ def test_a_long_support_wraps_and_the_tables_hold_all_of_it() -> None:
 def hostile() -> Opened:
     """As many images, each with two neighbours, their files and classes called what nobody should call them."""
     count = len(HOSTILE)
-    images = ArrayImages(
-        "x", torch.zeros(count, 1, 4, 4, dtype=torch.uint8), torch.arange(count), list(HOSTILE)
-    )
-    collection = collect([images])
+    pixels = torch.zeros(count, 1, 4, 4, dtype=torch.uint8)
+    collection = collect([ArrayImages("x", pixels, torch.arange(count), list(HOSTILE))])
     collection.names = [f"{name}.png" for name in HOSTILE]
     ids = torch.stack([torch.arange(count), (torch.arange(count) + 1) % count], 1)
     p = torch.tensor([0.75, 0.25]).expand(count, 2)
@@ -284,9 +272,8 @@ def test_no_name_can_break_the_latex_table(hostile: Opened) -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
 def test_latex_sets_the_table(hostile: Opened, tmp_path: Path) -> None:
-    (tmp_path / "table.tex").write_bytes(
-        as_latex(hostile, rows_of(hostile, [0, 3, 5, 8]), "p_win of 100%_{x}")
-    )
+    table = as_latex(hostile, rows_of(hostile, [0, 3, 5, 8]), "p_win of 100%_{x}")
+    (tmp_path / "table.tex").write_bytes(table)
     page = r"\documentclass{article}\usepackage{longtable}\begin{document}\input{table}\end{document}"
     (tmp_path / "page.tex").write_text(page)
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "-draftmode", "page"]
@@ -303,7 +290,7 @@ def test_a_gallery_of_a_run_shows_what_it_draws_its_partners_from(
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     before = set(names(run))
-    main(["gallery", str(run), "--pick", "intriguing", "--count", "99", "--show", "1"])
+    command(f"gallery {run} --pick intriguing --count 99 --show 1")
     assert "such images among 48 images" in in_one_line(capsys.readouterr().out)
     assert set(names(run)) - before == {f"gallery-intriguing.{kind}" for kind in ("png", "csv", "tex")}
     memory, tau = adasim.load_run(run).memory, adasim.load_run(run).config.neighbors.tau
@@ -319,8 +306,7 @@ def test_a_gallery_of_a_run_shows_what_it_draws_its_partners_from(
         assert float(line["p_win"]) == pytest.approx(float(p[i, rank]), abs=1e-6)
     check_replaceable(run)  # what a gallery leaves in a run does not stand in the way of --overwrite
 
-    sharp_one = ["--pick", "3", "--tau", "0.05", "--out", str(tmp_path / "sharp.pdf"), "--format", "png"]
-    main(["gallery", str(run), *sharp_one])
+    command(f"gallery {run} --pick 3 --tau 0.05 --out {tmp_path / 'sharp.pdf'} --format png")
     assert names(tmp_path) == ["run", "sharp.csv", "sharp.pdf", "sharp.png", "sharp.tex"]
     sharp = [float(line["p_win"]) for line in read_csv(tmp_path / "sharp.csv")[1]]
     assert sharp == pytest.approx(memory.distribution([3], 0.05)[1][0].tolist(), abs=1e-6)
@@ -332,20 +318,19 @@ def test_nothing_is_replaced_unasked_and_a_refusal_writes_nothing(
 ) -> None:
     (tmp_path / "gallery-random.tex").write_text("mine")
     before = snapshot(tmp_path)
-    asked = ["gallery", str(finished), "--out", str(tmp_path)]
-    assert "gallery-random.tex is there already" in refusal(asked, capsys)
-    for more, expected in (
-        (["--pick", "48"], "ids run from 0 to 47"),
-        (["--pick", "intriguin"], "No image is called intriguin"),
-        (["--count", "0", "--pick", "3"], "--count=0 must be at least 1"),
-        (["--tau", "0"], "--tau=0.0 must be above 0, and no less than 1e-6"),
-        (["--backbone", "resnet50"], "one of them alone"),
-        (["--k", "3"], "--k is for --backbone and --features"),
-    ):
-        assert expected in refusal([*asked, *more], capsys)
-    assert "no folder" in refusal(["gallery", str(finished), "--out", str(tmp_path / "x" / "y")], capsys)
-    assert "Name a run folder" in refusal(["gallery"], capsys)
-    assert "--backbone needs --data" in refusal(["gallery", "--backbone", "resnet50"], capsys)
+    asked = f"gallery {finished} --out {tmp_path}"
+    for line, expected in {
+        asked: "gallery-random.tex is there already",
+        f"{asked} --pick 48": "ids run from 0 to 47",
+        f"{asked} --pick intriguin": "No image is called intriguin",
+        f"{asked} --count 0 --pick 3": "--count=0 must be at least 1",
+        f"{asked} --tau 0": "--tau=0.0 must be above 0, and no less than 1e-6",
+        f"{asked} --k 3": "--k is for --backbone and --features",
+        f"{asked}/x/y": "no folder",
+        "gallery": "Name a run folder",
+        "gallery --backbone resnet50": "--backbone needs --data",
+    }.items():
+        assert expected in refusal(line, capsys)
     assert snapshot(tmp_path) == before
 
 
@@ -353,7 +338,7 @@ def test_a_run_without_a_full_window_says_what_to_do(
     finished: Path, small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     standard = adasim.pretrain(small(pairs="standard", epochs=1), tmp_path / "standard")
-    sentence = refusal(["gallery", str(standard)], capsys)
+    sentence = refusal(f"gallery {standard}", capsys)
     assert "its pairs are standard" in sentence
     assert f"adasim gallery --backbone {standard} --data synthetic:48" in sentence
 
@@ -362,43 +347,38 @@ def test_a_run_without_a_full_window_says_what_to_do(
     config = json.loads((early / "config.json").read_text())
     config["neighbors"]["window"] = 5  # of which three are finished
     (early / "config.json").write_text(json.dumps(config))
-    assert "has saved 3 of the 5 epochs" in refusal(["gallery", str(early)], capsys)
+    assert "has saved 3 of the 5 epochs" in refusal(f"gallery {early}", capsys)
     shutil.rmtree(early / "checkpoints")
-    assert "has no checkpoint" in refusal(["gallery", str(early)], capsys)
+    assert "has no checkpoint" in refusal(f"gallery {early}", capsys)
 
 
 def test_images_that_moved_are_found_again_and_others_are_refused(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos_of_patterns(tmp_path / "old", "{i:02d}.png")  # without classes
-    config = small(epochs=2)
-    config.data.source = str(tmp_path / "old")
-    run = adasim.pretrain(config, tmp_path / "run")
-    (tmp_path / "old").rename(tmp_path / "new")
-    for command in ("gallery", "explore"):
-        assert "Say where they are now with --data" in refusal([command, str(run)], capsys)
-    found_again = ["explore", str(run), "--data", str(tmp_path / "new"), "--workers", "0"]
-    main([*found_again, "--csv", str(tmp_path / "lists")])
+    run = adasim.pretrain(small(epochs=2, data__source=str(tmp_path / "old")), tmp_path / "run")
+    new = (tmp_path / "old").rename(tmp_path / "new")
+    for verb in ("gallery", "explore"):
+        assert "Say where they are now with --data" in refusal(f"{verb} {run}", capsys)
+    command(f"explore {run} --data {new} --workers 0 --csv {tmp_path / 'lists'}")
     assert (tmp_path / "lists" / "lonely.csv").exists()
-    main(["gallery", str(run), "--data", str(tmp_path / "new"), "--pick", "07.png"])
+    command(f"gallery {run} --data {new} --pick 07.png")
     _, lines = read_csv(run / "gallery-picked.csv")
-    assert {line["query_file"] for line in lines} == {"07.png"}
-    assert {line["class"] for line in lines} == {""}
-    no_labels = ["gallery", str(run), "--data", str(tmp_path / "new"), "--pick", "other-class"]
-    assert "needs labels" in refusal(no_labels, capsys)
-    (tmp_path / "new" / "03.png").unlink()
-    for command in ("gallery", "explore"):
-        message = refusal([command, str(run), "--data", str(tmp_path / "new")], capsys)
+    assert {(line["query_file"], line["class"]) for line in lines} == {("07.png", "")}
+    assert "needs labels" in refusal(f"gallery {run} --data {new} --pick other-class", capsys)
+    (new / "03.png").unlink()
+    for verb in ("gallery", "explore"):
+        message = refusal(f"{verb} {run} --data {new}", capsys)
         assert "are not those that" in message
-        assert f"adasim {command} --backbone {run} --data {tmp_path / 'new'}" in message
+        assert f"adasim {verb} --backbone {run} --data {new}" in message
 
 
 def test_any_encoder_and_any_features_have_galleries(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    encoder = ["--backbone", "vit_mini", "--random-weights", "--size", "16", "--no-cache", "--workers", "0"]
-    main(["gallery", *encoder, "--data", "synthetic:24", "--passes", "2", "--k", "4", "--count", "3"])
+    encoder = "--backbone vit_mini --random-weights --size 16 --no-cache --workers 0"
+    command(f"gallery {encoder} --data synthetic:24 --passes 2 --k 4 --count 3")
     assert names(tmp_path) == ["gallery-random.csv", "gallery-random.png", "gallery-random.tex"]
     _, lines = read_csv(tmp_path / "gallery-random.csv")
     shares: dict[str, list[float]] = {}
@@ -406,13 +386,9 @@ def test_any_encoder_and_any_features_have_galleries(
         shares.setdefault(line["query"], []).append(float(line["p_win"]))
     assert [len(p) for p in shares.values()] == [4, 4, 4]
     assert [sum(p) for p in shares.values()] == pytest.approx([1, 1, 1], abs=1e-5)
-    wide = ["--passes", "1", "--k", "50", "--show", "50", "--count", "1", "--out", "wide.png"]
-    main(["gallery", *encoder, "--data", "synthetic:64", *wide])
+    command(f"gallery {encoder} --data synthetic:64 --passes 1 --k 50 --show 50 --count 1 --out wide.png")
     assert len(read_csv(tmp_path / "wide.csv")[1]) == 50
-
-    count = len(open_images("synthetic:24", size=16)) + len(
-        open_images("synthetic:24", size=16, split="test")
-    )
+    count = sum(len(open_images("synthetic:24", size=16, split=split)) for split in ("train", "test"))
     np.save("mine.npy", np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32))
-    asked = ["gallery", "--features", "mine.npy", "--data", "synthetic:24", "--pick", "intriguing"]
+    asked = "gallery --features mine.npy --data synthetic:24 --pick intriguing"
     assert "features of one view each always match themselves best" in refusal(asked, capsys)

@@ -54,6 +54,8 @@ def test_round_trip_through_a_run_folder_and_into_plain_timm(tmp_path, monkeypat
     assert not loaded.training
     assert loaded.spec == backbone.spec
     assert torch.equal(loaded(x), expected)
+    save_backbone(tmp_path / "again.safetensors", loaded)
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / BACKBONE_FILE).read_bytes()
 
     scope: dict[str, Any] = {}
     monkeypatch.chdir(tmp_path)
@@ -79,17 +81,14 @@ def test_the_transform_travels_with_the_file_under_timms_names(tmp_path):
     assert load_backbone(tmp_path / "b.safetensors").transform.squash
 
 
-def test_equal_encoders_are_equal_files(tmp_path):
-    save_backbone(tmp_path / "a.safetensors", build())
-    save_backbone(tmp_path / "b.safetensors", load_backbone(tmp_path / "a.safetensors"))
-    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-
-
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_and_one_of_someone_else_are_named(tmp_path):
     with pytest.raises(UserError, match=r"No backbone at .*nowhere"):
         load_backbone(tmp_path / "nowhere")
     with pytest.raises(UserError, match=BACKBONE_FILE):
         load_backbone(tmp_path)
+    safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / "b.safetensors")
+    with pytest.raises(UserError, match="not written by adasim"):
+        load_backbone(tmp_path / "b.safetensors")
 
 
 def test_a_bit_flipped_anywhere_in_a_file_is_noticed(tmp_path):
@@ -98,11 +97,8 @@ def test_a_bit_flipped_anywhere_in_a_file_is_noticed(tmp_path):
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     places = [whole.index(note) for note in (b'"adasim"', b'"sha256"', b'"pretrained_cfg"')]
-    for place in [
-        *(p + 2 for p in places),
-        *range(0, header, 23),
-        *range(header, len(whole), len(whole) // 40),
-    ]:
+    places = [*(p + 2 for p in places), *range(0, header, 23), *range(header, len(whole), len(whole) // 40)]
+    for place in places:
         data = bytearray(whole)
         data[place] ^= 1 << place % 8
         path.write_bytes(data)
@@ -141,9 +137,7 @@ def test_an_encoder_replaced_by_its_run_while_it_is_read_is_not_taken_for_damage
     save_backbone(path, build())
     newer, from_file = build(), torch.UntypedStorage.from_file
 
-    def meanwhile(
-        *arguments, **options
-    ):  # by which safetensors opens a file again after it has read the header
+    def meanwhile(*arguments, **options):  # by which safetensors opens a file again after its header
         save_backbone(path, newer)
         return from_file(*arguments, **options)
 
@@ -151,22 +145,15 @@ def test_an_encoder_replaced_by_its_run_while_it_is_read_is_not_taken_for_damage
     load_backbone(path)
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 5000])
-def test_a_truncated_file_is_refused(tmp_path, length):
-    path = tmp_path / "b.safetensors"
-    save_backbone(path, build())
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(UserError, match="not a whole safetensors file"):
-        load_backbone(path)
-
-
-def test_a_hostile_header_and_a_pickle_are_refused_and_nothing_is_run(tmp_path):
+def test_a_truncated_file_a_hostile_header_and_a_pickle_are_refused_and_nothing_is_run(tmp_path):
     class Bomb:
         def __reduce__(self):
             return (open, (str(tmp_path / "exploded"), "w"))
 
     path = tmp_path / "b.safetensors"
-    for content in ((1 << 60).to_bytes(8, "little") + b"{}", pickle.dumps(Bomb())):
+    save_backbone(path, build())
+    truncated = [path.read_bytes()[:length] for length in (0, 1, 7, 5000)]
+    for content in (*truncated, (1 << 60).to_bytes(8, "little") + b"{}", pickle.dumps(Bomb())):
         path.write_bytes(content)
         with pytest.raises(UserError, match="not a whole safetensors file"):
             load_backbone(path)
@@ -192,10 +179,3 @@ def test_a_description_may_not_fetch_or_unpickle_and_must_fit_its_weights(tmp_pa
     save_backbone(tmp_path / "b.safetensors", backbone)
     with pytest.raises(UserError, match=words):
         load_backbone(tmp_path / "b.safetensors")
-
-
-def test_a_safetensors_file_of_someone_else_says_so(tmp_path):
-    path = tmp_path / "b.safetensors"
-    safetensors.torch.save_file({"w": torch.zeros(2)}, path)
-    with pytest.raises(UserError, match="not written by adasim"):
-        load_backbone(path)

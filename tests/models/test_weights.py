@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 import safetensors.torch
 import timm
 import torch
 import torchvision
+from helpers import hub_cache
 from pretrainings import Small
 from torch import Tensor, nn
 
@@ -50,15 +50,18 @@ def trained(name: str, **kwargs: Any) -> Any:
     return net.eval()
 
 
-def headless(net: Any, x: Tensor) -> Tensor:
-    return net.forward_head(net.forward_features(x), pre_logits=True)
-
-
 def features(source: str | Path, size: int) -> tuple[Tensor, Tensor]:
     """Normalised pixels of no image, and what the encoder of `source` makes of them."""
     x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return x, build_from(read_weights(str(source)), str(source), size)(x)
+
+
+def check_features(source: str | Path, net: Any) -> None:
+    """The source's encoder gives the features of timm's model."""
+    x, found = features(source, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found, net.forward_head(net.forward_features(x), pre_logits=True))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
@@ -69,9 +72,7 @@ def test_a_name_and_a_plain_file_give_the_models_features_and_the_transform_that
     path = tmp_path / f"some: weights{suffix}"  # a colon is allowed
     saved = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
     saved(net.state_dict(), path)
-    x, found = features(f"{LITE}:{path}", 64)
-    with torch.no_grad():
-        torch.testing.assert_close(found, headless(net, x))
+    check_features(f"{LITE}:{path}", net)
     weights = read_weights(f"{LITE}:{path}")
     assert weights.model == ModelConfig(name=LITE)
     assert weights.transform == EvalTransform(224, 256, (0.5,) * 3, (0.5,) * 3)
@@ -139,12 +140,7 @@ def test_torchvisions_resnet_of_an_old_version_has_the_same_features(tmp_path: P
 def vit(kind: str) -> Any:
     import transformers
 
-    shape: dict[str, Any] = {
-        "hidden_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 3,
-        "intermediate_size": 384,
-    }
+    shape = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 384}
     return getattr(transformers, kind)(transformers.ViTConfig(**shape, image_size=32, patch_size=8))
 
 
@@ -155,15 +151,8 @@ def resnet(kind: str) -> Any:
     return getattr(transformers, kind)(transformers.ResNetConfig(**sizes, layer_type="basic"))
 
 
-@pytest.mark.parametrize(
-    ("build", "kind"),
-    [
-        (vit, "ViTModel"),
-        (vit, "ViTForImageClassification"),
-        (resnet, "ResNetModel"),
-        (resnet, "ResNetForImageClassification"),
-    ],
-)
+@pytest.mark.parametrize("build", [vit, resnet])
+@pytest.mark.parametrize("kind", ["Model", "ForImageClassification"])
 @pytest.mark.parametrize("layout", ["folder", "state_dict"])
 def test_transformers_vits_and_resnets_have_the_same_features(
     build: Callable[[str], Any], kind: str, layout: str, tmp_path: Path
@@ -171,7 +160,7 @@ def test_transformers_vits_and_resnets_have_the_same_features(
     """Under the names of their files and, which differ since version 5, those that the models have in memory."""
     pytest.importorskip("transformers")
     torch.manual_seed(0)
-    theirs = build(kind).eval()
+    theirs = build(f"{'ViT' if build is vit else 'ResNet'}{kind}").eval()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.05)
     name = "vit_mini" if build is vit else "resnet18"
@@ -205,9 +194,7 @@ def test_transformers_wrapper_of_a_timm_model_is_that_model(tmp_path: Path) -> N
     theirs.save_pretrained(tmp_path)
     cfg = {"input_size": [3, 96, 96], "mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 1.0}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"pretrained_cfg": cfg}))
-    x, found = features(tmp_path, 64)
-    with torch.no_grad():
-        torch.testing.assert_close(found, headless(theirs.timm_model, x))
+    check_features(tmp_path, theirs.timm_model)
     assert read_weights(str(tmp_path)).transform == EvalTransform(96, 96, (0.1,) * 3, (0.2,) * 3)
 
 
@@ -222,33 +209,26 @@ def test_a_vit_of_transformers_that_timm_would_compute_otherwise_is_not_guessed(
 
 
 @pytest.mark.parametrize(
-    ("processor", "expected"),
+    ("said", "expected"),
     [
         ({"size": {"height": 224, "width": 224}, "resample": 2}, (224, 224, "bilinear", True)),
-        ({"size": 384, "resample": 3}, (384, 384, "bicubic", True)),
-        (
-            {
-                "size": {"shortest_edge": 256},
-                "crop_size": {"height": 224},
-                "do_center_crop": True,
-                "resample": 3,
-            },
-            (224, 256, "bicubic", False),
-        ),
-        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}, (224, 256, "bicubic", False)),
+        ({"size": 384}, (384, 384, "bicubic", True)),
+        ({"size": {"shortest_edge": 256}, "crop_size": {"height": 224}}, (224, 256, "bicubic", False)),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, (224, 256, "bicubic", False)),
     ],
 )
 def test_an_image_processor_of_transformers_gives_the_transform(
-    processor: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path
+    said: dict[str, Any], expected: tuple[int, int, Any, bool], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "resnet"}))
     torch.save({"w": torch.ones(1)}, tmp_path / "pytorch_model.bin")
-    said = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2] * 3, **processor}
+    said = {"resample": 3, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2] * 3, **said}
+    if "crop_size" in said:
+        said["do_center_crop"] = True
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
-    size, resize, interpolation, squash = expected
-    assert read_weights(str(tmp_path)).transform == EvalTransform(
-        size, resize, (0.5, 0.4, 0.3), (0.2,) * 3, interpolation, squash
-    )
+    size, resize, *how = expected
+    found = read_weights(str(tmp_path)).transform
+    assert found == EvalTransform(size, resize, (0.5, 0.4, 0.3), (0.2,) * 3, *how)
 
 
 # Folders and the hub
@@ -256,7 +236,7 @@ def test_an_image_processor_of_transformers_gives_the_transform(
 
 def published(folder: Path, net: Any, **more: Any) -> Path:
     """As timm's `save_for_hf` writes it."""
-    folder.mkdir(parents=True)
+    folder.mkdir(exist_ok=True)
     safetensors.torch.save_file(net.state_dict(), folder / "model.safetensors")
     cfg = {"input_size": [3, 96, 96], "mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 1.0, "tag": "mine"}
     config = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": cfg, **more}
@@ -268,9 +248,7 @@ def test_a_folder_of_timm_and_its_file_give_the_models_features(tmp_path: Path) 
     net = trained("resnet18")
     folder = published(tmp_path / "mine", net)
     for source in (str(folder), f"local-dir:{folder}", str(folder / "model.safetensors")):
-        x, found = features(source, 64)
-        with torch.no_grad():
-            torch.testing.assert_close(found, headless(net, x))
+        check_features(source, net)
         assert read_weights(source).model == ModelConfig(name="resnet18")
         assert read_weights(source).transform == EvalTransform(96, 96, (0.1,) * 3, (0.2,) * 3)
 
@@ -278,15 +256,8 @@ def test_a_folder_of_timm_and_its_file_give_the_models_features(tmp_path: Path) 
 def test_a_model_of_the_hub_is_read_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a cache that stands for a download."""
     net = trained("resnet18")
-    cache = tmp_path / "models--somebody--birds"
-    published(cache / "snapshots" / ("0" * 40), net)
-    (cache / "refs").mkdir()
-    (cache / "refs" / "main").write_text("0" * 40)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    x, found = features("hf-hub:somebody/birds", 64)
-    with torch.no_grad():
-        torch.testing.assert_close(found, headless(net, x))
+    published(hub_cache(monkeypatch, tmp_path, "somebody/birds"), net)
+    check_features("hf-hub:somebody/birds", net)
     with pytest.raises(UserError, match="weights of hf-hub:somebody/bees are not on this machine"):
         read_weights("hf-hub:somebody/bees")
 
@@ -327,29 +298,22 @@ def test_timms_models_that_have_a_name_of_ours_are_the_same_nets() -> None:
     ("config", "words"),
     [
         ({"architecture": "hf-hub:evil/model"}, "does not say which model"),
-        ({"architecture": "resnet18", "model_args": {"checkpoint_path": "x"}}, "does not say which model"),
+        ({"model_args": {"checkpoint_path": "x"}}, "does not say which model"),
         ({"architecture": 3}, "damaged description"),
-        ({"architecture": "resnet18", "model_args": [1]}, "damaged description"),
+        ({"model_args": [1]}, "damaged description"),
         ({"architecture": "convnext_atto"}, "does not fit convnext_atto"),
-        ({"architecture": "resnet18", "pretrained_cfg": {"mean": 3}}, "damaged description"),
+        ({"pretrained_cfg": {"mean": 3}}, "damaged description"),
+        ({"pretrained_cfg": {"mean": [0] * 3, "std": [0] * 3}}, "impossible normalisation"),
         (
-            {"architecture": "resnet18", "pretrained_cfg": {"mean": [0] * 3, "std": [0] * 3}},
-            "impossible normalisation",
-        ),
-        (
-            {
-                "architecture": "resnet18",
-                "pretrained_cfg": {"mean": [0] * 3, "std": [1] * 3, "input_size": [3, 1, 60000]},
-            },
+            {"pretrained_cfg": {"mean": [0] * 3, "std": [1] * 3, "input_size": [3, 1, 60000]}},
             "impossible normalisation",
         ),
     ],
 )
 def test_somebodys_config_is_data_and_bounded(tmp_path: Path, config: dict[str, Any], words: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    safetensors.torch.save_file(
-        {"patch_embed.proj.weight": torch.zeros(768, 3, 16, 16)}, tmp_path / "model.safetensors"
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", **config}))
+    tensors = {"patch_embed.proj.weight": torch.zeros(768, 3, 16, 16)}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=words):
         build_from(read_weights(str(tmp_path)), str(tmp_path))
 
@@ -435,11 +399,7 @@ def as_safetensors(weights: dict[str, Tensor], folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [as_run, as_published_encoder, as_published_checkpoint, as_safetensors],
-    ids=lambda f: f.__name__,
-)
+@pytest.mark.parametrize("layout", [as_run, as_published_encoder, as_published_checkpoint, as_safetensors])
 def test_every_layout_gives_the_encoders_weights(layout: Layout, tmp_path: Path) -> None:
     trained = fresh(seed=1)
     student, teacher = fresh(seed=2), fresh(seed=3)
@@ -465,15 +425,8 @@ def test_a_timm_name_loads_its_pretrained_weights(tmp_path: Path, monkeypatch: p
     name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     torch.manual_seed(5)
     stand_in = timm.create_model(name, pretrained=False)
-    folder = tmp_path / f"models--timm--{name}"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("0" * 40)
-    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
-    safetensors.torch.save_file(
-        stand_in.state_dict(), folder / "snapshots" / ("0" * 40) / "model.safetensors"
-    )
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    downloaded = hub_cache(monkeypatch, tmp_path, f"timm/{name}")
+    safetensors.torch.save_file(stand_in.state_dict(), downloaded / "model.safetensors")
     encoder = fresh(224, model=ModelConfig(name="vit_tiny"))
     weights = read_weights(name)
     start_from([encoder], weights, name)

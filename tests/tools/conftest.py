@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from helpers import photograph
 from PIL import Image
 from pretrainings import Small
-from torch import nn
 
 from adasim.config import Config, DataConfig, ModelConfig, ViewsConfig
 from adasim.data import open_images, record
@@ -20,13 +19,6 @@ from adasim.data.identity import listing_file
 from adasim.models import BACKBONE_FILE, EvalTransform, build_backbone, save_backbone
 from adasim.runs.folder import RunFolder
 from adasim.util import seeding
-
-
-def photograph(height: int, width: int, seed: int) -> np.ndarray:
-    """A smooth coloured pattern, uint8 (height, width, 3)."""
-    coarse = torch.rand(1, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
-    fine = nn.functional.interpolate(coarse, size=(height, width), mode="bicubic").clamp(0, 1)[0]
-    return (fine * 255).byte().permute(1, 2, 0).numpy()
 
 
 @pytest.fixture

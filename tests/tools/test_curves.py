@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import json_lines
 
 import adasim
 from adasim.eval.results import Result, append_result
@@ -25,6 +25,10 @@ Make = Callable[..., Path]
 def figure_of(*runs: Path, curves: Sequence[str] = tuple(PANELS)) -> Any:
     grouped = group([RunCurves(load_run(run)) for run in runs])
     return draw(grouped, [PANELS[name] for name in curves])
+
+
+def labels_of(runs: Sequence[RunCurves]) -> list[str]:
+    return [one.label for one in group(runs).groups]
 
 
 def panel(figure: Any, title: str) -> Any:
@@ -73,12 +77,7 @@ def test_runs_that_differ_by_seed_are_their_mean_in_a_band_and_settings_lie_besi
         (0.2, 1): [0.70, 0.80, 0.90],
     }
     runs = [
-        make(
-            f"{tau}-{seed}",
-            {"epoch_loss": [1, 1, 1], "bootstrap_ratio": shares},
-            neighbors__tau=tau,
-            seed=seed,
-        )
+        make(f"{tau}-{seed}", {"bootstrap_ratio": shares}, neighbors__tau=tau, seed=seed)
         for (tau, seed), shares in values.items()
     ]
     figure = figure_of(*runs, curves=["bootstrap"])
@@ -93,9 +92,8 @@ def test_runs_that_differ_by_seed_are_their_mean_in_a_band_and_settings_lie_besi
         corners = area.get_paths()[0].vertices
         for epoch in (1, 2, 3):
             heights = corners[corners[:, 0] == epoch, 1]
-            assert (min(heights), max(heights)) == pytest.approx(
-                (both[:, epoch - 1].min(), both[:, epoch - 1].max())
-            )
+            found = both[:, epoch - 1]
+            assert (min(heights), max(heights)) == pytest.approx((found.min(), found.max()))
         assert line.get_color() == COLOURS[place]
 
 
@@ -132,17 +130,15 @@ def test_labels_say_what_differs_and_has_an_effect(make: Make) -> None:
         ("nearest pairs, again", 1),
     ]
     assert found.unsaid == []
-    assert [one.label for one in group(read[:1]).groups] == [""]
+    assert labels_of(read[:1]) == [""]
     changes = {"batch_size": 8, "optim__lr": 0.1, "optim__clip_grad": 1.0}
     other = RunCurves(load_run(make("other", numbers, neighbors__tau=0.1, **changes)))
-    found = group([read[0], other])
-    assert [one.label for one in found.groups] == [
+    assert labels_of([read[0], other]) == [
         "batch 16, learning rate 0.02, clip grad 0.0",
         "batch 8, learning rate 0.1, clip grad 1.0",
     ]
-    third = RunCurves(
-        load_run(make("third", numbers, neighbors__tau=0.1, views__jitter=(0, 0, 0, 0), **changes))
-    )
+    still = make("third", numbers, neighbors__tau=0.1, views__jitter=(0, 0, 0, 0), **changes)
+    third = RunCurves(load_run(still))
     found = group([read[0], other, third])  # jitter is needed to tell the last two apart: it takes a place
     assert [one.label for one in found.groups] == [
         "batch 16, learning rate 0.02, jitter 0.4, 0.4, 0.2, 0.1",
@@ -153,14 +149,12 @@ def test_labels_say_what_differs_and_has_an_effect(make: Make) -> None:
 
 
 def test_the_same_images_in_another_place_are_the_same_setting(make: Make) -> None:
-    runs = [
-        make(f"{seed}", {"epoch_loss": [1]}, seed=seed, data__source=f"/disk{seed}/photos") for seed in (0, 1)
-    ]
+    runs = [make(f"{s}", {"epoch_loss": [1]}, seed=s, data__source=f"/disk{s}/photos") for s in (0, 1)]
     for run in runs:
         (run / "data.json").write_text('{"fingerprint": "abc"}')
-    assert len(group([RunCurves(load_run(run)) for run in runs]).groups) == 1
+    assert len(labels_of([RunCurves(load_run(run)) for run in runs])) == 1
     (runs[1] / "data.json").write_text('{"fingerprint": "other"}')
-    labels = [one.label for one in group([RunCurves(load_run(run)) for run in runs]).groups]
+    labels = labels_of([RunCurves(load_run(run)) for run in runs])
     assert labels == ["photos, 0", "photos, 1"]  # never the path; the folders tell them apart
 
 
@@ -168,7 +162,7 @@ def test_a_real_run_has_all_panels_but_those_that_it_cannot_fill(finished: Path)
     figure = figure_of(finished)
     titles = {axes.get_title(loc="left") for axes in figure.axes}
     assert titles == {one.title for name, one in PANELS.items() if name != "knn"}  # it was not evaluated
-    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    lines = json_lines(finished / "metrics.jsonl")
     epochs = [line for line in lines if "epoch_loss" in line]
     drawn = {
         "Nearest neighbour": ("partner_accuracy", "nn_accuracy_top1"),
@@ -185,9 +179,8 @@ def test_a_real_run_has_all_panels_but_those_that_it_cannot_fill(finished: Path)
     schedules = panel(figure, "Optimiser's schedules")
     rates = list({line["step"]: line["lr"] for line in lines}.values())  # of steps, and again of epochs
     np.testing.assert_allclose(schedules.lines[0].get_ydata(), np.array(rates) / max(rates))
-    np.testing.assert_allclose(
-        schedules.lines[0].get_xdata(), np.arange(1, 10) / 3, atol=1e-6
-    )  # three steps an epoch
+    epochs_drawn = schedules.lines[0].get_xdata()
+    np.testing.assert_allclose(epochs_drawn, np.arange(1, 10) / 3, atol=1e-6)  # three steps an epoch
 
 
 def test_schedules_that_tell_nothing_are_left_out_and_what_all_share_is_one_line(make: Make) -> None:

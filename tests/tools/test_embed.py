@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import names, refusal
+from helpers import command, forked, names, refusal
 from PIL import Image
 from torch.nn.functional import normalize
 
@@ -49,13 +47,6 @@ def agrees(found: Embedding, expected: dict[str, torch.Tensor]) -> bool:
     return len(found) == len(expected) and torch.allclose(found.features, wanted, atol=1e-5)
 
 
-def test_each_row_is_the_feature_of_the_file_beside_it(run: Path, photos: Path) -> None:
-    found = adasim.embed(run, photos, workers=0)
-    assert agrees(found, one_by_one(run, photos))
-    assert found.labels is not None
-    assert [found.classes[label] for label in found.labels] == [name[0] for name in found.files]
-
-
 @pytest.fixture(params=["nan", "large"])
 def diverged(run: Path, request: pytest.FixtureRequest) -> Path:
     """A run whose encoder gives features that are not finite."""
@@ -68,7 +59,7 @@ def diverged(run: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command",
+    "line",
     [
         "embed {run} --data {photos} --out {out}/f.npz",
         "similar {run} {photos}/a/00.png --in {photos} --no-picture",
@@ -81,13 +72,12 @@ def diverged(run: Path, request: pytest.FixtureRequest) -> Path:
     ],
 )
 def test_features_that_are_not_finite_are_refused_by_every_command_with_the_cause(
-    diverged: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+    diverged: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
-    (photos / "a" / "broken.png").write_bytes(b"no image")  # its row is NaN by design, and does not count
-    if command.startswith("eval"):
-        (photos / "a" / "broken.png").unlink()
-    words = command.format(run=diverged, photos=photos, out=tmp_path).split()
-    said = refusal([*words, "--workers", "0", "--no-cache"], capsys)
+    if not line.startswith("eval"):
+        (photos / "a" / "broken.png").write_bytes(b"no image")  # its row is NaN by design, and does not count
+    words = line.format(run=diverged, photos=photos, out=tmp_path)
+    said = refusal(f"{words} --workers 0 --no-cache", capsys)
     assert "resnet_tiny gives features that are not finite for 12 of 12 images: " in said
     assert "its weights are finite, so" in said or "not finite either, such as conv1.0.weight." in said
     assert not (tmp_path / "f.npz").exists()
@@ -100,18 +90,18 @@ def test_images_that_are_not_after_data_are_not_refused_as_if_they_were(
     with pytest.raises(UserError, match=among) as error:
         adasim.similar(run, photos / "a" / "00.png", photos / among)
     assert "--data" not in str(error.value)
-    for command in (f"similar {run} {photos}/a/00.png --in", f"eval knn {run} --data {photos} --test"):
-        assert "--data" not in refusal([*command.split(), str(photos / among)], capsys)
+    for line in (f"similar {run} {photos}/a/00.png --in", f"eval knn {run} --data {photos} --test"):
+        assert "--data" not in refusal(f"{line} {photos / among}", capsys)
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet", "npy"])
-def test_every_kind_of_file_holds_features_names_and_labels(
+def test_every_kind_of_file_holds_each_images_own_feature_its_name_and_label(
     ending: str, run: Path, photos: Path, tmp_path: Path
 ) -> None:
     if ending == "parquet":
         pytest.importorskip("pyarrow")
     out = tmp_path / f"features.{ending}"
-    main(["embed", str(run), "--data", str(photos), "--out", str(out), "--workers", "0"])
+    command(f"embed {run} --data {photos} --out {out} --workers 0")
     if ending == "npz":
         held = np.load(out)  # without pickles
         values, files = held["features"], held["files"].tolist()
@@ -133,11 +123,7 @@ def test_every_kind_of_file_holds_features_names_and_labels(
 
 
 def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
-    run: Path,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(SOURCES, "_things", dict(SOURCES._things))  # forgotten at the end
     plugin = tmp_path / "own.py"
@@ -148,87 +134,77 @@ def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
         "def mine(name, *, size, split, seed):\n"
         "    return open_folder(name, split)\n"
     )
-    mine = ["--plugin", str(plugin), "--workers", "0"]
-    main(["embed", str(run), "--data", f"mine:{photos}", "--out", str(tmp_path / "x.npz"), *mine])
+    mine = f"--plugin {plugin} --workers 0"
+    command(f"embed {run} --data mine:{photos} --out {tmp_path / 'x.npz'} {mine}")
     assert len(np.load(tmp_path / "x.npz")["files"]) == 12
-    image = str(photos / "b" / "03.png")
-    main(["similar", str(run), image, "--in", f"mine:{photos}", "--no-picture", *mine])
+    command(f"similar {run} {photos}/b/03.png --in mine:{photos} --no-picture {mine}")
     assert "a/0" in capsys.readouterr().out
-    assert "No plug-in at no.py" in refusal(["export", str(run), "--to", "pt2", "--plugin", "no.py"], capsys)
+    assert "No plug-in at no.py" in refusal(f"export {run} --to pt2 --plugin no.py", capsys)
 
 
-def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
-    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (photos / "a" / "02.png").write_bytes(b"no image")  # in the part that is kept
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images were encoded at a time; a pass goes over them in fives."""
     real, encode, seen = features.FeatureCache.features, features.encode, []
-
-    def in_fives(*arguments: Any, **options: Any) -> Any:
-        return real(*arguments, **(options | {"batch_size": 5}))
 
     def counted(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
         seen.append(len(views))
         return encode(backbone, views, kind)
 
-    monkeypatch.setattr(features.FeatureCache, "features", in_fives)
+    monkeypatch.setattr(features.FeatureCache, "features", lambda *a, **o: real(*a, **o | {"batch_size": 5}))
     monkeypatch.setattr(features, "encode", counted)
+    return seen
+
+
+def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
+    run: Path, photos: Path, tmp_path: Path, seen: list[int]
+) -> None:
+    (photos / "a" / "02.png").write_bytes(b"no image")  # in the part that is kept
     whole = adasim.embed(run, photos, tmp_path / "whole.npz", workers=0, cache=False)
     assert seen == [4, 5, 2]
     assert len(whole.unreadable) == 1
-
-    def dies_in_the_third_batch(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
-        seen.append(len(views))
-        if len(seen) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return encode(backbone, views, kind)
-
     seen.clear()
-    child = os.fork()
-    if child == 0:
-        try:
-            features.KEEP_S = 0.0  # after every batch
-            features.encode = dies_in_the_third_batch
-            adasim.embed(run, photos, workers=0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    encode = features.encode
+
+    def dies_in_the_third_batch(*arguments: Any) -> torch.Tensor:
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(*arguments)
+
+    def killed() -> None:
+        features.KEEP_S = 0.0  # after every batch
+        features.encode = dies_in_the_third_batch
+        adasim.embed(run, photos, workers=0)
+
+    assert forked(killed)[0] == -signal.SIGKILL
     (parts,) = (run / "features").iterdir()
     assert len(names(parts)) == 2
-    seen.clear()
     adasim.embed(run, photos, tmp_path / "again.npz", workers=0)
     assert seen == [2]
     assert (tmp_path / "again.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
     assert [path.suffix for path in (run / "features").iterdir()] == [".safetensors"]
-    seen.clear()
     adasim.embed(run, photos, tmp_path / "third.npz", workers=0)
-    assert seen == []  # made once
+    assert seen == [2]  # made once
 
 
 def test_an_interrupted_pass_keeps_what_it_has_and_parts_made_otherwise_are_not_mixed_in(
-    run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, photos: Path, seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode, calls = features.encode, []
+    expected, encode = one_by_one(run, photos), features.encode
 
-    def stops(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
-        calls.append(len(views))
-        if len(calls) == 2:
+    def stops(*arguments: Any) -> torch.Tensor:
+        if len(seen) == 1:
             raise KeyboardInterrupt
-        return encode(backbone, views, kind)
+        return encode(*arguments)
 
-    real = features.FeatureCache.features
-    monkeypatch.setattr(
-        features.FeatureCache, "features", lambda *a, **o: real(*a, **(o | {"batch_size": 5}))
-    )
-    monkeypatch.setattr(features, "encode", stops)
-    with pytest.raises(KeyboardInterrupt):
-        adasim.embed(run, photos, workers=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "encode", stops)
+        with pytest.raises(KeyboardInterrupt):
+            adasim.embed(run, photos, workers=0)
     (parts,) = (run / "features").iterdir()
     assert names(parts) == ["000000000000-000000000005.safetensors"]
-    monkeypatch.setattr(features.FeatureCache, "features", real)  # in batches of 256 now
-    found = adasim.embed(run, photos, workers=0)
-    assert calls[2:] == [12]
-    monkeypatch.setattr(features, "encode", encode)
-    assert agrees(found, one_by_one(run, photos))
+    monkeypatch.undo()  # in batches of 256 now
+    assert agrees(adasim.embed(run, photos, workers=0), expected)
 
 
 def test_images_that_cannot_be_read_are_left_out_and_named(
@@ -236,7 +212,7 @@ def test_images_that_cannot_be_read_are_left_out_and_named(
 ) -> None:
     for name in ("a/00.png", "b/07.png"):
         (photos / name).write_bytes(b"no image")
-    main(["embed", str(run), "--data", str(photos), "--out", str(tmp_path / "f.npz"), "--workers", "0"])
+    command(f"embed {run} --data {photos} --out {tmp_path / 'f.npz'} --workers 0")
     said = capsys.readouterr().out
     assert "2 images cannot be read and are left out" in said
     assert "features of 10 images" in said
@@ -248,29 +224,28 @@ def test_what_was_rejected_by_verdict_is_left_out(
 ) -> None:
     verdicts = tmp_path / "verdicts.csv"
     verdicts.write_text("file,verdict\na/00.png,reject\nb/01.png,keep\n")
-    asked = [str(run), "--workers", "0", "--exclude", str(verdicts)]
-    main(["embed", *asked, "--data", str(photos), "--out", str(tmp_path / "f.npz")])
+    asked = f"--workers 0 --exclude {verdicts}"
+    command(f"embed {run} {asked} --data {photos} --out {tmp_path / 'f.npz'}")
     assert "1 rejected by verdict" in capsys.readouterr().out
     files = np.load(tmp_path / "f.npz")["files"].tolist()
     assert len(files) == 11
     assert "a/00.png" not in files
     found = adasim.embed(run, photos, workers=0, exclude=str(verdicts))
     assert found.files == files
-    main(["similar", *asked, str(photos / "b" / "01.png"), "--in", str(photos), "-k", "12", "--no-picture"])
+    command(f"similar {run} {photos}/b/01.png {asked} --in {photos} -k 12 --no-picture")
     assert "a/00.png" not in capsys.readouterr().out
 
 
 def test_bad_output_is_refused_before_any_work(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["embed", str(run), "--data", str(photos), "--out"]
-    assert "must end in .npz, .parquet or .npy" in refusal([*words, str(tmp_path / "f.txt")], capsys)
-    assert "There is no folder" in refusal([*words, str(tmp_path / "no" / "f.npz")], capsys)
+    line = f"embed {run} --data {photos} --out {tmp_path}"
+    assert "There is no folder" in refusal(f"{line}/no/f.npz", capsys)
     (tmp_path / "f.csv").write_text("mine")
-    assert "f.csv is there already" in refusal([*words, str(tmp_path / "f.npy")], capsys)
+    assert "f.csv is there already" in refusal(f"{line}/f.npy", capsys)
     assert (tmp_path / "f.csv").read_text() == "mine"
     assert not (run / "features").exists()
-    main([*words, str(tmp_path / "f.npy"), "--overwrite", "--workers", "0"])
+    command(f"{line}/f.npy --overwrite --workers 0")
     assert (tmp_path / "f.csv").read_text().startswith("file,label\n")
 
 
@@ -316,35 +291,30 @@ def test_the_most_similar_are_those_of_a_brute_force(run: Path, photos: Path, tm
 
 
 def test_similar_prints_a_table_draws_a_picture_and_uses_what_embed_kept(
-    run: Path,
-    photos: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adasim.embed(run, photos, workers=0)
     monkeypatch.setattr("adasim.eval.features.extract", None)  # another pass would break here
     monkeypatch.chdir(tmp_path)
-    words = ["similar", str(run), str(photos / "b" / "03.png"), "--in", str(photos), "-k", "3"]
-    main(words)
+    line = f"similar {run} {photos}/b/03.png --in {photos} -k 3"
+    command(line)
     said = capsys.readouterr().out
     found = adasim.similar(run, photos / "b" / "03.png", photos, k=3)
     for name, score in zip(found.files, found.scores, strict=True):
         assert name in said
         assert f"{score:.4f}" in said
-    main(words)
+    command(line)
     assert {"03-similar.png", "03-similar-2.png"} <= set(names(tmp_path))  # nothing is overwritten
-    main([*words, "--overwrite"])
+    command(f"{line} --overwrite")
     assert "03-similar-3.png" not in names(tmp_path)
     with Image.open("03-similar.png") as picture:
         assert picture.format == "PNG"
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24) or []}
         assert len(colours) > 1000  # photos, not only captions
     Path("mine.png").write_text("mine")
-    assert "is there already" in refusal([*words, "--out", "mine.png"], capsys)
-    assert "must end in .png" in refusal([*words, "--out", "mine.jpg"], capsys)
-    assert f"{photos} is a folder" in refusal(["similar", str(run), str(photos), "--in", str(photos)], capsys)
-    assert "No such file: no.png" in refusal(["similar", str(run), "no.png", "--in", str(photos)], capsys)
+    assert "is there already" in refusal(f"{line} --out mine.png", capsys)
+    assert "must end in .png" in refusal(f"{line} --out mine.jpg", capsys)
+    assert f"{photos} is a folder" in refusal(f"similar {run} {photos} --in {photos}", capsys)
 
 
 def test_a_sheet_of_one_answer_and_of_a_vanished_file_is_drawn(
@@ -366,15 +336,3 @@ def test_names_in_letters_that_no_font_has_are_drawn_without_a_warning(
     main(["similar", str(run), str(strange), "--in", str(photos), "--out", str(tmp_path / "sheet.png")])
     assert (tmp_path / "sheet.png").exists()
     assert [str(one.message) for one in recwarn if "font" in str(one.message)] == []
-
-
-def test_the_commands_help_needs_no_torch() -> None:
-    script = (
-        "import sys\nfrom adasim.cli.main import main\n"
-        "for name in ('embed', 'similar', 'export'):\n"
-        "    try:\n        main([name, '--help'])\n    except SystemExit:\n        pass\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert all(f"adasim {name} [-h]" in done.stdout for name in ("embed", "similar", "export"))

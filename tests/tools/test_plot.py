@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import names, refusal, snapshot
+from helpers import command, names, refusal, snapshot
 from PIL import Image
 
 import adasim
-from adasim.cli.main import main
 from adasim.cli.pretrain import finish
 from adasim.tools.curves import PANELS
 from adasim.tools.plot import MOST_LINES
@@ -29,7 +28,7 @@ def test_one_run_is_drawn_into_its_folder_and_again_to_the_same_bytes(
     make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make("run", {"epoch_loss": [3, 2, 1], "knn_top1": [10, 20, 30]})
-    main(["plot", str(run)])
+    command(f"plot {run}")
     assert capsys.readouterr().out == f"Curves: {run / 'curves.png'}, {run / 'curves.svg'}\n"
     with Image.open(run / "curves.png") as picture:
         assert picture.size == (1920, 1080)
@@ -38,7 +37,7 @@ def test_one_run_is_drawn_into_its_folder_and_again_to_the_same_bytes(
     title = "run: DINO, vit_mini, AdaSim pairs, synthetic:48, epoch 3 of 4"
     assert {"k-NN accuracy (%)", "epochs", title} <= texts
     before = [(run / f"curves.{kind}").read_bytes() for kind in ("png", "svg")]
-    main(["plot", str(run)])  # replaces its own figures without a word
+    command(f"plot {run}")  # replaces its own figures without a word
     assert [(run / f"curves.{kind}").read_bytes() for kind in ("png", "svg")] == before
 
 
@@ -52,7 +51,7 @@ def test_several_runs_are_drawn_where_one_stands_or_where_it_is_said(
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    main(["plot", *map(str, runs), str(early), str(runs[0])])  # one of them twice, one too young
+    command(f"plot {runs[0]} {runs[1]} {early} {runs[0]}")  # one of them twice, one too young
     assert capsys.readouterr().out.splitlines() == [
         f"{early} has not finished an epoch yet, and is left out.",
         f"tau 0.1: {runs[0]}",
@@ -60,36 +59,35 @@ def test_several_runs_are_drawn_where_one_stands_or_where_it_is_said(
         "Curves: curves.png, curves.svg",
     ]
     assert names(here) == ["curves.png", "curves.svg"]
-    main(["plot", str(runs[0]), "--out", "one.pdf", "--curves", "loss"])
-    assert names(here) == ["curves.png", "curves.svg", "one.pdf"]
-    main(["plot", str(runs[0]), "--out", "one.pdf", "--curves", "loss"])
+    for _ in range(2):
+        command(f"plot {runs[0]} --out one.pdf --curves loss")
+        assert names(here) == ["curves.png", "curves.svg", "one.pdf"]
     assert [snapshot(run) for run in runs] == before
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["{tmp}"], "{tmp} is not the folder of a run"),
-        (["{tmp}/nowhere"], "there is no such folder"),
-        (["{tmp}/good", "{tmp}/nowhere"], "there is no such folder"),
-        (["{tmp}/silent"], "{tmp}/silent has not finished an epoch yet"),
-        (["{tmp}/young"], "{tmp}/young has not finished an epoch yet"),
-        (["{tmp}/young", "{tmp}/silent"], "These runs have not finished an epoch yet"),
-        (["{tmp}/old"], "There is nothing to draw"),
-        (["{tmp}/good", "--curves", "teacher-entropy"], "There is nothing to draw for teacher-entropy"),
-        (["{tmp}/good", "--curves", "los"], "Did you mean loss?"),
-        (["{tmp}/good", "--out", "{tmp}/figure.gif"], "must end in .png, .svg or .pdf"),
-        (["{tmp}/good", "--out", "{tmp}/nowhere/figure.png"], "There is no folder {tmp}/nowhere"),
+        ("{tmp}", "{tmp} is not the folder of a run"),
+        ("{tmp}/good {tmp}/nowhere", "there is no such folder"),
+        ("{tmp}/silent", "{tmp}/silent has not finished an epoch yet"),
+        ("{tmp}/young", "{tmp}/young has not finished an epoch yet"),
+        ("{tmp}/young {tmp}/silent", "These runs have not finished an epoch yet"),
+        ("{tmp}/old", "There is nothing to draw"),
+        ("{tmp}/good --curves teacher-entropy", "There is nothing to draw for teacher-entropy"),
+        ("{tmp}/good --curves los", "Did you mean loss?"),
+        ("{tmp}/good --out {tmp}/figure.gif", "must end in .png, .svg or .pdf"),
+        ("{tmp}/good --out {tmp}/nowhere/figure.png", "There is no folder {tmp}/nowhere"),
         (
-            ["{tmp}/good", "--out", "{tmp}/mine.png"],
+            "{tmp}/good --out {tmp}/mine.png",
             "{tmp}/mine.png is no figure of adasim plot, and is not replaced",
         ),
-        (["{tmp}/good", "--out", "{tmp}/link.svg"], "{tmp}/link.svg is no figure of adasim plot"),
-        ([], "Which runs?"),
+        ("{tmp}/good --out {tmp}/link.svg", "{tmp}/link.svg is no figure of adasim plot"),
+        ("", "Which runs?"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(
-    words: list[str], expected: str, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, expected: str, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make("good", {"loss": [3, 2], "epoch_loss": [3, 2]})
     make("old", {"train_loss": [3, 2]})
@@ -99,7 +97,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     (tmp_path / "mine.png").write_bytes(b"a photo")
     (tmp_path / "link.svg").symlink_to(tmp_path / "absent.svg")
     before = snapshot(tmp_path)
-    message = refusal(["plot", *(word.format(tmp=tmp_path) for word in words)], capsys)
+    message = refusal(f"plot {words.format(tmp=tmp_path)}", capsys)
     assert expected.format(tmp=tmp_path) in message
     assert snapshot(tmp_path) == before
 
@@ -138,15 +136,6 @@ def test_a_disk_that_refuses_leaves_the_earlier_figure(make: Make, monkeypatch: 
         adasim.plot(run, run / "curves.png")
     assert png.read_bytes() == before
     assert not [name for name in names(run) if name.endswith(TEMPORARY)]
-
-
-def test_the_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main(["plot", "--help"])
-    shown = capsys.readouterr().out
-    assert len(shown.splitlines()) <= 24
-    assert all(word in shown for word in ("--curves", "second-nn", "--out", "curves.svg"))
 
 
 def test_a_run_ends_with_its_curves_and_a_figure_that_fails_does_not_make_it_fail(
