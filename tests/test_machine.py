@@ -74,5 +74,11 @@ def test_what_this_process_and_its_children_compute_is_not_counted_as_anothers(
     assert machine.OtherProcesses().cores() == pytest.approx((4 - 1) / 2)
 
 
-def test_the_cores_that_others_use_are_read_where_the_system_says() -> None:
-    assert 0 <= machine.OtherProcesses().cores() <= (os.cpu_count() or 1)
+def test_busy_seconds_are_read_and_nobody_is_busy_where_the_system_does_not_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = machine._used()
+    assert before is None or 0 < before <= (machine._used() or 0)
+    monkeypatch.setattr(machine, "_used", lambda: None)
+    monkeypatch.setattr(machine, "_SHORTEST", 0)
+    assert machine.OtherProcesses().cores() == 0

@@ -496,6 +496,6 @@ def test_what_was_found_and_left_out_is_said_and_a_pipe_is_not_waited_for(
     assert f"60 images in 2 classes (a, b) from {data} (its split train). Left out: 1 .cr2" in said
     assert "1 pipe, socket or device" in said
     assert f"12 images in 2 classes (a, b) from {tmp_path / 'photos/test'} (its split test)." in said
-    assert "not used" not in said
+    assert "not among them" not in said
     command(f"eval fewshot {run} --data {tmp_path / 'photos'} --ways 2 --episodes 5")
     assert "60 images in 2 classes" in capsys.readouterr().out

@@ -341,7 +341,7 @@ def test_a_damaged_file_is_made_anew(
         "empty": b"",
         "hostile": hostile,
     }
-    file.write_bytes(contents[damage])
+    file.write_bytes(bytes(contents[damage]))
     for _ in range(2):
         assert torch.equal(FeatureCache(tmp_path).features(resnet, images, SMALL).values, first)
     assert len(passes) == 2

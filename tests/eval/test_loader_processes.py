@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_a_small_shared_memory_is_enough_for_every_evaluation(resnet: Backbone, 
     def work() -> None:
         for workers in (0, 2):
             features = extract(resnet, images, transform, workers=workers)
-            options: dict[str, int] = {"size": 96, "n_blocks": 1, "batch_size": 12, "workers": workers}
+            options: dict[str, Any] = {"size": 96, "n_blocks": 1, "batch_size": 12, "workers": workers}
             dense = PatchFeatures(resnet, masked, torch.arange(24), transform, **options)
             total = round(float(features.double().sum()), 9)
             print(len(features), total, sum(len(m) for _, m in dense.in_order()))

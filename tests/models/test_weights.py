@@ -140,8 +140,9 @@ def test_torchvisions_resnet_of_an_old_version_has_the_same_features(tmp_path: P
 def vit(kind: str) -> Any:
     import transformers
 
-    shape = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 384}
-    return getattr(transformers, kind)(transformers.ViTConfig(**shape, image_size=32, patch_size=8))
+    shape: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3}
+    shape |= {"intermediate_size": 384, "image_size": 32, "patch_size": 8}
+    return getattr(transformers, kind)(transformers.ViTConfig(**shape))
 
 
 def resnet(kind: str) -> Any:
