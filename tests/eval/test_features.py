@@ -313,14 +313,12 @@ def test_other_weights_data_transform_or_kind_cost_another_pass(tmp_path: Path, 
     images = synthetic(40, 16)
     other = ArrayImages("synthetic-train", images.images.clone(), images.labels)
     other.images[7, 0, 3, 3] ^= 1
-    cache = FeatureCache(tmp_path)
-    cache.features(backbone, images, SMALL)
-    cache.features(backbone, other, SMALL)
-    cache.features(backbone, images, replace(SMALL, mean=(0.4,)))
-    cache.features(backbone, images, SMALL, kind="linear-dino")
+    for given, transform in ((images, SMALL), (other, SMALL), (images, replace(SMALL, mean=(0.4,)))):
+        FeatureCache(tmp_path).features(backbone, given, transform)
+    FeatureCache(tmp_path).features(backbone, images, SMALL, kind="linear-dino")
     with torch.no_grad():
         backbone.net.get_parameter("norm.bias")[0] += 1e-3
-    cache.features(backbone, images, SMALL)
+    FeatureCache(tmp_path).features(backbone, images, SMALL)
     assert len(passes) == 5
 
 
