@@ -176,8 +176,8 @@ def test_commands_at_the_papers_scale_are_understood(
         assert f"No such folder: {tmp_path}/nowhere" in refusal(train, capsys)
         again = imagenet.commands(cell, tmp_path / "nowhere", tmp_path / "run", launch="", anew=True)[0]
         assert "--overwrite" in again
-        for measure in measures:
-            assert str(tmp_path) in refusal(measure[measure.index("eval") :], capsys)
+    for measure in measures:  # the same of every cell
+        assert str(tmp_path) in refusal(measure[measure.index("eval") :], capsys)
 
 
 def test_what_a_command_prints_is_kept_and_searched_for_a_collapse(paper: Any, tmp_path: Path) -> None:
