@@ -29,7 +29,7 @@ lint: .venv/test.stamp
 lowest: $(LOWEST)/test.stamp
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow"
 
-NEED_DATA := benchmarks/continuing.py benchmarks/soak.py
+NEED_DATA := benchmarks/continuing.py benchmarks/parity.py benchmarks/soak.py
 benchmarks: .venv/test.stamp
 	for script in $(filter-out $(NEED_DATA),$(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$script || exit 1; done
 
