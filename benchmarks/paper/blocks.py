@@ -100,20 +100,21 @@ def frontier_table(results: Results) -> str:
 
 
 def weighing_table(results: Results) -> str:
-    """What right and wrong partners are worth to SimSiam, and which arms keep to it."""
+    """What right and wrong partners would be worth to SimSiam by two fitted numbers, and the arms beside them."""
     found = weigh(results, "simsiam", [*FITTED, *results.arms("simsiam", "confident")])
     if found is None:
         return "Too few runs so far."
     rule, rows = found
-    sentence = (
-        f"gain = {rule.a:.0f} x right - {rule.b:.0f} x wrong: by this rule partners help if more than "
-        f"{rule.break_even:.0%} of them are of the image's class."
-    )
+    sentence = f"By least squares, gain = {rule.a:.0f} x right - {rule.b:.0f} x wrong."
     body = []
     for row in rows:
         gains = [f"{row.gain:+.1f}", f"{row.expected:+.1f}", "yes" if row.fitted else "no"]
         body.append([arm_name(row.arm), percent(row.right), percent(row.wrong), *gains])
-    return sentence + "\n\n" + markdown(["pairs", "right", "wrong", "gain", "by the rule", "fitted"], body)
+    return (
+        sentence
+        + "\n\n"
+        + markdown(["pairs", "right", "wrong", "gain", "by these two numbers", "fitted"], body)
+    )
 
 
 def sureness_table(results: Results) -> str:
