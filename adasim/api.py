@@ -9,6 +9,7 @@ from typing import Any
 
 from adasim.config import Config
 from adasim.data import ImageSet, ImagesLike, worker_count
+from adasim.dist.processes import Distributed
 from adasim.eval.evaluation import Report, make_evaluation, open_extractor
 from adasim.eval.knn import online_knn
 from adasim.models import Backbone, EvalTransform
@@ -77,7 +78,13 @@ def knn_during_training(encoder: Backbone, images: ImageSet, config: Config) -> 
 
 
 def evaluate(
-    model: str | Path | Backbone, evaluation: str, *, data: Any = None, save: bool = True, **options: Any
+    model: str | Path | Backbone,
+    evaluation: str,
+    *,
+    data: Any = None,
+    save: bool = True,
+    ranks: Distributed | None = None,
+    **options: Any,
 ) -> Report:
     """Measure an encoder: what `adasim eval` does, with the figures as values.
 
@@ -86,6 +93,8 @@ def evaluate(
         evaluation: `knn`, `linear`, `fewshot`, `segmentation`, `views`, or one of your own (docs/extending.md).
         data: the images, as after `--data` or for `pretrain`; the run's own by default.
         save: append the results to the run's results.jsonl, or to the file `results=...`.
+        ranks: the processes that measure together (`adasim.dist.processes.Distributed.start()`): each of them makes
+            this call. By default this one is alone.
         options: those of `adasim eval NAME --help`, with `_` for `-`: `k=(5, 20)`, `no_cache=True`.
 
     >>> import adasim
@@ -95,7 +104,7 @@ def evaluate(
     """
     chosen = make_evaluation(evaluation, options if data is None else options | {"data": data})
     said: list[str] = []
-    extractor = open_extractor(model, chosen, named_size=chosen.named_size, say=said.append)
+    extractor = open_extractor(model, chosen, named_size=chosen.named_size, say=said.append, ranks=ranks)
     report: Report = chosen.run(extractor)
     if save:
         try:

@@ -35,8 +35,8 @@ class Options:
     """Side in pixels of what the encoder sees; its own by default."""
     device: str = "auto"
     """Where the encoder runs: auto, cpu, cuda, ..."""
-    workers: int = 2
-    """Processes that read images from files."""
+    workers: int | Literal["auto"] = "auto"
+    """Loader processes that read images from files; auto: this process's share of the cores less one, at most 16."""
     no_cache: Flag = False
     """Make features anew and keep none."""
     exclude: Path | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import photos_of_patterns
@@ -35,7 +36,7 @@ def test_every_stage_is_measured_on_the_runs_own_test_images(
     assert list(rows) == ["raw pixels", "untrained encoder", "where it began", "after pretraining"]
     split = open_split("synthetic:48", None, None, size=16)
     test = Subset(split.test, before_after._some(split.test_ids, "test", small()))
-    sets = {"train": split.train, "test": test}
+    sets: dict[str, Any] = {"train": split.train, "test": test}
     stages = {"where it began": load_backbone(first), "after pretraining": load_backbone(run)}
     for name, encoder in {"raw pixels": pixels(), **stages}.items():
         assert rows[name] == round(evaluate(encoder, "knn", k=20, save=False, **sets).value, 1), name

@@ -73,6 +73,7 @@ def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
     """Measure, print what was measured, and keep it."""
     evaluation = parse_evaluation(name, arguments)
 
+    from adasim.dist.processes import Distributed
     from adasim.eval.evaluation import open_extractor
     from adasim.eval.results import NAMES
     from adasim.models.io import snapshots
@@ -86,16 +87,20 @@ def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
                 f"every N epochs."
             )
     curve = Table("epoch", Column(NAMES.get(name, name), justify="right"), box=None, padding=(0, 2))
-    for epoch, model in models.items():
-        say = (lambda sentence: None) if curve.row_count else terminal.say  # the same of each
-        extractor = open_extractor(model, evaluation, named_size=evaluation.named_size, say=say)
-        report = evaluation.run(extractor)
-        if not evaluation.all_snapshots:
-            report.show(console)
-        extractor.keep(report.results, evaluation.results)
-        curve.add_row(str(epoch), f"{report.value:.2f}")
-    if evaluation.all_snapshots:
-        console.print(curve)
+    with Distributed.start(evaluation.device) as ranks:
+        shown = console if ranks.is_main else terminal.console(quiet=True)
+        for epoch, model in models.items():
+            say = (lambda sentence: None) if curve.row_count else terminal.say  # the same of each
+            extractor = open_extractor(
+                model, evaluation, named_size=evaluation.named_size, say=say, ranks=ranks
+            )
+            report = evaluation.run(extractor)
+            if not evaluation.all_snapshots:
+                report.show(shown)
+            extractor.keep(report.results, evaluation.results)
+            curve.add_row(str(epoch), f"{report.value:.2f}")
+        if evaluation.all_snapshots:
+            shown.print(curve)
 
 
 def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:

@@ -1,6 +1,6 @@
 """Loader processes, for training and evaluation: they take tasks from pipes and leave pixels in shared memory.
 
-    for ids, (pixels,), failed in read_batches(load, torch.arange(1000), [(3, 224, 224)], 256, workers=4):
+    for ids, (pixels,), failed in read_batches(load, torch.arange(1000).split(256), [(3, 224, 224)], workers=4):
 
 A thread of this process hands out tasks, urgent ones first, and copies what has been made to where it is wanted, so
 that the processes never wait for whoever uses it. Each process has a few slots of shared memory of its own: what a
@@ -98,12 +98,11 @@ class WorkerPool:
 
 def read_batches(
     load: Callable[[int], tuple[Tensor, ...]],
-    ids: Tensor,
+    batches: Sequence[Tensor],
     shapes: list[tuple[int, ...]],
-    batch_size: int,
     workers: int,
 ) -> Iterator[tuple[Tensor, list[Tensor], Failed]]:
-    """What `load` gives for images, in batches and in order: ids (B,), a uint8 tensor (B, ...) for each of the
+    """What `load` gives for batches of images, in order: their ids (B,), a uint8 tensor (B, ...) for each of the
     shapes, and which images could not be read, whose rows hold nothing.
 
     `load` is called in `workers` processes, or in this one if there are none.
@@ -119,12 +118,12 @@ def read_batches(
                 failed[i] = str(error)
         return failed
 
-    ahead = batches_ahead(batch_size, workers)
-    batches = iter(ids.split(batch_size))
+    ahead = batches_ahead(max([1, *map(len, batches)]), workers)
+    waiting = iter(batches)
     begun = deque[tuple[Tensor, list[Tensor], list[Future[Failed]]]]()
     with closing(WorkerPool(work, workers, TASK * sum(map(math.prod, shapes)))) as pool:
         while True:
-            while len(begun) < ahead and (batch := next(batches, None)) is not None:
+            while len(begun) < ahead and (batch := next(waiting, None)) is not None:
                 out = [torch.empty(len(batch), *shape, dtype=torch.uint8) for shape in shapes]
                 tasks = [
                     (batch[rows].tolist(), [part[rows] for part in out]) for rows in task_rows(len(batch))

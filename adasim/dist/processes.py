@@ -15,7 +15,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,17 +25,19 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from adasim.util import terminal
 from adasim.util.errors import UserError
+from adasim.dist.collectives import Exchange
 from adasim.dist.devices import claim_device, pick_device
 from adasim.dist.layers import Part, share_drop_path, synchronize
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=10)  # long enough for a slow save, short enough not to hang for hours
 _ASK_SECONDS = 20.0
+_FIRST = timedelta(seconds=5)  # for the first process to fail by the same error
 
 
 class LostContactError(UserError):
@@ -85,6 +87,8 @@ class Distributed:
     device: torch.device
     started: bool = False
     """Whether `start` made the process group, so that `close` may end it."""
+    store: dist.Store | None = None
+    """Where `start` met the others."""
 
     @classmethod
     def start(cls, device: str = "auto", timeout: timedelta = _TIMEOUT) -> Distributed:
@@ -116,7 +120,7 @@ class Distributed:
             raise problem from error
         store = meet(store, rank, world, timeout)
         with ExitStack() as stack:
-            ranks = stack.enter_context(cls(rank, world, where, started=True))  # which tells of errors
+            ranks = stack.enter_context(cls(rank, world, where, started=True, store=store))  # which tells of errors
             claim_device(store, where)
             backend = dist.get_default_backend_for_device(where)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
@@ -139,12 +143,24 @@ class Distributed:
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             lost = LostContactError(
                 f"Process {self.rank} of {self.world} lost touch with another one, which was probably killed; "
-                f"that one's last words, if any, say why. The newest checkpoint is good: resume from it."
+                f"that one's last words, if any, say why. Give the command again; a pretraining resumes from its newest "
+                f"checkpoint, which is good."
             )
             self._tell(lost)
             raise lost from error
-        if isinstance(error, UserError):
+        if isinstance(error, UserError) and not self._is_everybodys(error):
             self._tell(error)
+
+    def _is_everybodys(self, error: UserError) -> bool:
+        """Whether the first process has found the same wrong, and says so: what all look at is wrong for all."""
+        if self.store is None:
+            return False
+        try:
+            self.store.set(f"error of {self.rank}", str(error))
+            self.store.wait(["error of 0"], _FIRST)
+            return self.store.get("error of 0").decode() == str(error)
+        except (dist.DistError, RuntimeError):  # it is well, or gone
+            return False
 
     def _tell(self, error: UserError) -> None:
         if not self.is_main:  # whose errors the command line shows
@@ -219,6 +235,18 @@ class Distributed:
         things: list[Any] = [None] * self.world
         dist.all_gather_object(things, thing)
         return things
+
+    def gather_rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        """(n_r, ...) from each rank r -> (sum of n_r, ...) on all of them, in the order of ranks, where `part` is.
+
+        `counts` are the n_r, which all ranks know; the rest of the shape is the same on all.
+        """
+        if self.world == 1:
+            return part
+        padded = part.new_zeros((max(counts), *part.shape[1:]))
+        padded[: len(part)] = part
+        rows = Exchange().gather(padded).to(part.device).split(len(padded))
+        return torch.cat([some[:count] for some, count in zip(rows, counts, strict=True)])
 
     def share(self, thing: T) -> T:
         """The first rank's thing, on all of them; it may be large."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from rich.console import Console, RenderableType
 from rich.text import Text
 from torch import Tensor
 
-from adasim.data import ImageSet, as_images, describe
+from adasim.data import ImageSet, as_images, describe, worker_count
 from adasim.dist.devices import pick_device
+from adasim.dist.processes import ALONE, Distributed
 from adasim.eval.encoder import Encoder, open_encoder
 from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Features, weights_hash
 from adasim.eval.results import Result, append_result
@@ -27,6 +28,7 @@ from adasim.util.errors import UserError, suggest
 from adasim.util.fields import at_least
 from adasim.util.terminal import few
 
+T = TypeVar("T")
 Say = Callable[[str], None]
 """Takes a sentence for a person; the command line prints it."""
 
@@ -109,6 +111,8 @@ class Extractor:
     say: Say = lambda sentence: None
     exclude: Path | None = None
     """A file of verdicts: the images that it rejects are left out."""
+    ranks: Distributed = ALONE
+    """The processes that measure together; all of them make the same calls."""
 
     def __post_init__(self) -> None:
         at_least("workers", self.workers, 0)
@@ -124,7 +128,9 @@ class Extractor:
         source = self.encoder.own_source() if source is None else source
         if source is None:
             raise UserError("Which images? Name them with --data.")
-        images = open_source(source, size=self.encoder.transform.size, split=split, exclude=self.exclude)
+        size = self.encoder.transform.size
+        images = self._on_all(lambda: open_source(source, size=size, split=split, exclude=self.exclude))
+        self._require_same(images)
         self.say(describe(images))
         return images
 
@@ -134,12 +140,24 @@ class Extractor:
         if data is None and sources.train is None:
             data = self.encoder.own_source()
         size = self.encoder.transform.size
-        split = open_split(
-            data, sources.train, sources.test, size=size, seed=self.seed, masks=masks, exclude=self.exclude
-        )
+        made: dict[str, Any] = {"size": size, "seed": self.seed, "masks": masks, "exclude": self.exclude}
+        split = self._on_all(lambda: open_split(data, sources.train, sources.test, **made))
+        self._require_same(split)
         for sentence in split.sentences():
             self.say(sentence)
         return split
+
+    def _on_all(self, work: Callable[[], T]) -> T:
+        """What each process has, however long it takes; an error of one is raised on all."""
+        made = self.ranks.run_with_heartbeat(work)
+        assert made is not None
+        return made
+
+    def _require_same(self, images: ImageSet | Split) -> None:
+        """Refuse to go on where another process found other images."""
+        if self.ranks.world > 1:
+            mark = self._on_all(images.fingerprint)
+            self.ranks.require_same({"fingerprint of the images": mark})
 
     def features(
         self,
@@ -164,6 +182,7 @@ class Extractor:
             batch_size=256 if self.small else 64,
             workers=self.workers,
             max_unreadable=max_unreadable,
+            ranks=self.ranks,
         )
         if features.unreadable:
             some = few(features.unreadable.values())
@@ -220,24 +239,35 @@ class Extractor:
         return Text.assemble(("\n" + what, "bold"), text, f", {unit}" if unit else "")
 
     def keep(self, results: Iterable[Result], file: Path | None = None) -> None:
-        """Append results to `file`, or to the run's results.jsonl if the encoder belongs to a run."""
+        """Append results to `file`, or to the run's results.jsonl if the encoder belongs to a run; once."""
         file = file or self.encoder.results_file
-        if file is not None:
+        if file is not None and self.ranks.is_main:
             for result in results:
                 append_result(file, result, str(self.device))
 
 
 def open_extractor(
-    model: str | Path | Backbone, options: Options, *, named_size: int | None = None, say: Say
+    model: str | Path | Backbone,
+    options: Options,
+    *,
+    named_size: int | None = None,
+    say: Say,
+    ranks: Distributed | None = None,
 ) -> Extractor:
     """The encoder of that name or path, or one that is loaded already, on its device.
 
     Args:
         named_size: side in pixels for a model of timm's or adasim's, unless `options.size` says.
+        say: what the first rank says.
+        ranks: the processes that measure together, on their devices; this one alone by default.
     """
-    encoder = open_encoder(
-        model, random_weights=options.random_weights, size=options.size, named_size=named_size
-    )
+    where = None if ranks is None else ranks.device
+    ranks = ranks or ALONE
+    say = say if ranks.is_main else lambda sentence: None
+    with ranks.raise_on_all():
+        encoder = open_encoder(
+            model, random_weights=options.random_weights, size=options.size, named_size=named_size
+        )
     if options.random_weights:
         say(f"{encoder.name} has random weights: these figures are those of an untrained encoder.")
     if encoder.note:
@@ -245,12 +275,13 @@ def open_extractor(
     loaded = isinstance(model, Backbone) and options.device == "auto"  # stays where it is
     return Extractor(
         encoder,
-        device=encoder.backbone.device if loaded else pick_device(options.device),
-        workers=options.workers,
+        device=encoder.backbone.device if loaded else where or pick_device(options.device),
+        workers=worker_count(options.workers),
         cached=not options.no_cache,
         seed=options.seed,
         say=say,
         exclude=options.exclude,
+        ranks=ranks,
     )
 
 

@@ -15,11 +15,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import safetensors
 import safetensors.torch
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from adasim.data import ImageSet
 from adasim.data.pool import read_batches
 from adasim.dist.devices import image_layout
+from adasim.dist.processes import ALONE, Distributed
 from adasim.models import Backbone
 from adasim.models.io import as_bytes, hash_tensors
 from adasim.models.transform import EvalTransform
@@ -49,6 +50,15 @@ _VERSION = 2  # of the features that a transform gives: features kept by earlier
 _Batch = tuple[Tensor, Tensor, dict[int, str]]  # ids, pixels, and {id: where and why} of those not readable
 
 
+class How(TypedDict, total=False):
+    """How images are read and encoded: arguments of `extract`, which others pass on."""
+
+    device: torch.device | str
+    batch_size: int
+    workers: int
+    progress: bool
+
+
 def extract(
     backbone: Backbone,
     images: ImageSet,
@@ -60,56 +70,84 @@ def extract(
     workers: int = 0,
     progress: bool = True,
     unreadable: dict[int, str] | None = None,
-    parts: Parts | None = None,
+    parts: Path | None = None,
+    ranks: Distributed = ALONE,
 ) -> Tensor:
     """Features of every image in order, float32 (N, D) on the CPU; the encoder's modes are left as they were.
 
-    Beside the result no more than a batch is held. A progress bar is shown on a terminal only.
+    Beside the result no more than a batch is held. A progress bar is shown on a terminal only. Several processes make
+    a batch each at a time, the same batches and so the same bits as one would, and all of them get all features.
 
     Args:
         kind: "pooled", or "linear-dino" for DINO's linear protocol.
         workers: processes that read images which are not in memory.
         unreadable: filled with {id: where and why} of images that cannot be read, whose rows become NaN.
             Without it the first such image stops the pass: a row too few would shift all labels after it.
-        parts: where to keep what is done so far, and to go on from.
+        parts: a folder where to keep what is done so far, and to go on from.
+        ranks: the processes that make them together; each calls this.
     """
     backbone.to(device)
     features, failures = torch.empty(0), {} if unreadable is None else unreadable
-    done = 0
+    done, keeps = 0, None
     if parts is not None:
-        before, failed = parts.load()
-        done = len(before)
-        failures.update(failed)
+        keeps = Parts(parts, f"in batches of {batch_size} on {torch.device(device).type}")
+        before, failed = keeps.load()
+        done = min(ranks.gather(len(before)))  # a process may see less of what was kept
+        failures.update({i: why for i, why in failed.items() if i < done})
         if done:
             features = torch.full((len(images), before.shape[1]), torch.nan)
-            features[:done] = before
-    with frozen(backbone), progress_bar(f"{images.name}: features", len(images), progress) as advance:
+            features[:done] = before[:done]
+    keeps = keeps if ranks.is_main else None
+    mine = torch.arange(done, len(images)).split(batch_size)[ranks.rank :: ranks.world]
+    made = batches(images, transform, mine if done < len(images) else [], workers)
+    shown = progress and ranks.is_main
+    with frozen(backbone), progress_bar(f"{images.name}: features", len(images), shown) as advance:
         advance(done)
         try:
-            for ids, pixels, failed in batches(images, transform, batch_size, workers, done):
-                if failed and unreadable is None:
-                    raise UserError(
-                        f"An image cannot be read: {next(iter(failed.values()))}. Repair or remove it."
-                    )
-                failures.update(failed)
+            while done < len(images):
+                ids, pixels, failed = next(made, (torch.empty(0, dtype=torch.int64), torch.empty(0), {}))
+                part = torch.empty(0, 0)
                 if len(pixels):
                     with torch.inference_mode():
                         views = transform.normalise(pixels.to(device))
                         part = encode(backbone, views, kind).float().cpu()
-                    if not len(features):
-                        features = torch.full((len(images), part.shape[1]), torch.nan)
+                ids, part, failed = _of_all_ranks(ranks, ids, part, failed)
+                if failed and unreadable is None:
+                    with ranks.raise_on_all():
+                        raise UserError(
+                            f"An image cannot be read: {next(iter(failed.values()))}. Repair or remove it."
+                        )
+                failures.update(failed)
+                if not len(features) and len(part):
+                    features = torch.full((len(images), part.shape[1]), torch.nan)
+                if len(part):
                     features[ids] = part
                 done += len(ids) + len(failed)
                 advance(len(ids) + len(failed))
-                if parts is not None:
-                    parts.offer(features, done, failures)
+                if keeps is not None:
+                    keeps.offer(features, done, failures)
         except BaseException:
-            if parts is not None:
-                parts.keep(features, done, failures)
+            if keeps is not None:
+                keeps.keep(features, done, failures)
             raise
     if not len(features):
         raise UserError(f"Not one of the {len(images)} images of {images.name} can be read.")
     return features
+
+
+def _of_all_ranks(
+    ranks: Distributed, ids: Tensor, part: Tensor, failed: dict[int, str]
+) -> tuple[Tensor, Tensor, dict[int, str]]:
+    """Ids (n,) and features (n, D) of all ranks, and what none of them could read."""
+    if ranks.world == 1:
+        return ids, part, failed
+    shapes, failures = zip(*ranks.gather((tuple(part.shape), failed)), strict=True)
+    counts, widths = zip(*shapes, strict=True)
+    failed = {i: why for some in failures for i, why in some.items()}
+    if not sum(counts):
+        return ids, part, failed
+    part = part if len(part) else part.new_empty(0, max(widths))
+    return ranks.gather_rows(ids, counts), ranks.gather_rows(part, counts), failed
 
 
 def encode(backbone: Backbone, views: Tensor, kind: FeatureKind = "pooled") -> Tensor:
@@ -179,23 +217,18 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 def batches(
-    images: ImageSet, transform: EvalTransform, batch_size: int, workers: int, first: int = 0
+    images: ImageSet, transform: EvalTransform, wanted: Sequence[Tensor], workers: int
 ) -> Iterator[_Batch]:
-    """(ids, 8-bit views, {id: where and why} of images that cannot be read), in order, from image `first` on."""
-    if first == len(images):
-        return
+    """(ids, 8-bit views, {id: where and why} of images that cannot be read) of each of the batches, each of which has
+    images that follow one another."""
     array = images.as_array()
     if array is not None:
-        for ids in torch.arange(first, len(images)).split(batch_size):
+        for ids in wanted:
             yield ids, transform.crop(array[ids[0] : ids[-1] + 1]), {}
         return
     shapes: list[tuple[int, ...]] = [(3, transform.size, transform.size)]
     for ids, (pixels,), failed in read_batches(
-        lambda i: (transform.crop(images.load(i)),),
-        torch.arange(first, len(images)),
-        shapes,
-        batch_size,
-        workers,
+        lambda i: (transform.crop(images.load(i)),), wanted, shapes, workers
     ):
         if failed:
             readable = torch.tensor([i not in failed for i in ids.tolist()])
@@ -239,39 +272,38 @@ class FeatureCache:
         transform: EvalTransform,
         *,
         kind: FeatureKind = "pooled",
-        device: torch.device | str = "cpu",
-        batch_size: int = 256,
-        workers: int = 0,
-        progress: bool = True,
         max_unreadable: float = MAX_UNREADABLE,
+        ranks: Distributed = ALONE,
+        **how: Unpack[How],
     ) -> Features:
         """The features of `images`, from the cache or by `extract`; unreadable images are left out by row.
 
-        A damaged file counts as absent. A greater share of unreadable images than `max_unreadable` is refused.
+        A damaged file counts as absent. A greater share of unreadable images than `max_unreadable` is refused. All
+        ranks read the cache, and the first one writes it.
         """
         array = images.as_array()
         if array is not None:
             transform = transform.for_shape(array.shape[-2], array.shape[-1])
         path = self._path(backbone, images, transform, kind)
         known = None if path is None else read_features(path)
-        if known is None or len(known[0]) != len(images):
+        if known is not None and len(known[0]) != len(images):
+            known = None
+        if ranks.all_any(known is None) or known is None:
             unreadable: dict[int, str] = {}
-            made = f"in batches of {batch_size} on {torch.device(device).type}"
-            parts = None if path is None else Parts(path.with_suffix(".parts"), made)
+            parts = None if path is None else path.with_suffix(".parts")
             values = extract(
                 backbone,
                 images,
                 transform,
                 kind=kind,
-                device=device,
-                batch_size=batch_size,
-                workers=workers,
-                progress=progress,
                 unreadable=unreadable,
                 parts=parts,
+                ranks=ranks,
+                **how,
             )
-            if path is not None and parts is not None and write_features(path, values, unreadable):
-                parts.remove()
+            if path and parts and ranks.is_main and write_features(path, values, unreadable):
+                with suppress(OSError):
+                    remove(parts)
         else:
             values, unreadable = known
         if len(unreadable) > max_unreadable * len(images):
@@ -359,11 +391,6 @@ class Parts:
         path = self.folder / f"{first:012}-{done:012}.safetensors"
         if write_features(path, features[first:done], some, self.made):
             self._kept = done
-
-    def remove(self) -> None:
-        """The pass is complete."""
-        with suppress(OSError):
-            remove(self.folder)
 
 
 def write_features(path: Path, values: Tensor, unreadable: dict[int, str], made: str = "") -> bool:

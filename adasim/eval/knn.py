@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from adasim.data import ImageSet, Subset
+from adasim.dist.processes import ALONE, Distributed
 from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
 from adasim.eval.features import extract
 from adasim.eval.splits import require_labels
@@ -47,6 +48,7 @@ def knn_accuracy(
     test_labels: Any,
     k: int = 20,
     temperature: float = 0.07,
+    ranks: Distributed = ALONE,
 ) -> KnnAccuracy: ...
 
 
@@ -58,6 +60,7 @@ def knn_accuracy(
     test_labels: Any,
     k: Sequence[int],
     temperature: float = 0.07,
+    ranks: Distributed = ALONE,
 ) -> dict[int, KnnAccuracy]: ...
 
 
@@ -68,6 +71,7 @@ def knn_accuracy(
     test_labels: Any,
     k: int | Sequence[int] = 20,
     temperature: float = 0.07,
+    ranks: Distributed = ALONE,
 ) -> KnnAccuracy | dict[int, KnnAccuracy]:
     """Classify each test image by a vote of its `k` nearest training images in cosine similarity.
 
@@ -81,6 +85,7 @@ def knn_accuracy(
         test_labels: (M,); each must occur among `train_labels`.
         k: how many neighbours vote. A sequence gives a dict from each k to its accuracy, out of one search.
         temperature: DINO's 0.07.
+        ranks: processes that have the same features and share the search.
 
     >>> train = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> knn_accuracy(train, [3, 8], torch.tensor([[2.0, 1.0]]), [3], k=1)
@@ -92,22 +97,27 @@ def knn_accuracy(
     if ks[-1] > len(split.train):
         raise UserError(f"k={ks[-1]} is more than the {len(split.train)} training images. Lower k.")
 
-    hits = torch.zeros(len(ks), 2, dtype=torch.int64)  # top-1 and top-5 per k
     voting = max(1, _SCORE_VALUES // len(split.classes))  # test images that vote at a time
-    for start in range(0, len(split.test), _QUERIES):
-        labels = split.test_labels[start : start + _QUERIES]
-        similarities, ids = _nearest(split.test[start : start + _QUERIES], split.train, ks[-1])  # (B, K)
-        voters = split.train_labels[ids]
-        for first in range(0, len(ids), voting):
-            rows = slice(first, first + voting)
-            ranks = _ranks(
-                similarities[rows], voters[rows], labels[rows], ks, temperature, len(split.classes)
-            )
-            for place, (size, rank) in enumerate(zip(ks, ranks, strict=True)):
-                hits[place, 0] += int((rank < 1).sum())
-                hits[place, 1] += int((rank < min(5, size)).sum())
 
-    percent = (hits.double() * 100 / len(split.test)).tolist()
+    def count() -> Tensor:
+        """How often this process's share of the test images is right: (k, 2), top-1 and top-5."""
+        hits = torch.zeros(len(ks), 2, dtype=torch.int64)
+        for start in range(ranks.rank * _QUERIES, len(split.test), ranks.world * _QUERIES):
+            labels = split.test_labels[start : start + _QUERIES]
+            similarities, ids = _nearest(split.test[start : start + _QUERIES], split.train, ks[-1])  # (B, K)
+            voters = split.train_labels[ids]
+            for first in range(0, len(ids), voting):
+                rows = slice(first, first + voting)
+                ranking = _ranks(
+                    similarities[rows], voters[rows], labels[rows], ks, temperature, len(split.classes)
+                )
+                for place, (size, rank) in enumerate(zip(ks, ranking, strict=True)):
+                    hits[place, 0] += int((rank < 1).sum())
+                    hits[place, 1] += int((rank < min(5, size)).sum())
+        return hits
+
+    everyones = [hits for hits in ranks.gather(ranks.run_with_heartbeat(count)) if hits is not None]
+    percent = (torch.stack(everyones).sum(0).double() * 100 / len(split.test)).tolist()
     results = {size: KnnAccuracy(*row) for size, row in zip(ks, percent, strict=True)}
     return results[k] if isinstance(k, int) else results
 
@@ -210,7 +220,9 @@ class Knn(KnnOptions, Evaluation):
         if ks is None:  # those that the training set allows
             ks = tuple(k for k in PUBLISHED_K if k <= len(found.train_labels)) or PUBLISHED_K[:1]
         scores = knn_accuracy(
-            found.train.values, found.train_labels, found.test.values, found.test_labels, k=ks
+            *(found.train.values, found.train_labels, found.test.values, found.test_labels),
+            k=ks,
+            ranks=extractor.ranks,
         )
         table = Table("k", "top-1", "top-5", box=None, padding=(0, 2))
         for k, score in scores.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ from adasim.util.fields import at_least, between
 
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""
+_ENCODED = (
+    64  # images encoded at a time: the same ones, and so the same bits, where each rank's part is a multiple
+)
 _SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 makes too few steps
 
 
@@ -60,6 +64,7 @@ class Linear(LinearOptions, Evaluation):
         small = len(labels) < _SMALL_TRAINING_SET
         usual = min(256, len(labels)) if small else published.batch_size
         batch_size = self.batch_size or usual
+        at_least("batch_size", batch_size, extractor.ranks.world)
 
         def probe(rows: Tensor, test: Tensor, test_labels: Tensor, rates: Sequence[float]) -> LinearResult:
             """Heads trained on these rows of the training images, and scored on `test` after every epoch."""
@@ -78,8 +83,8 @@ class Linear(LinearOptions, Evaluation):
             batches = augmented_batches(
                 extractor, images, labels[rows], views, published.features, settings["batch_size"]
             )
-            classes = len(split.train.classes)
-            return linear_probe_stream(batches, test, test_labels, num_classes=classes, **settings)
+            classes, there = len(split.train.classes), test.to(extractor.device)
+            return linear_probe_stream(batches, there, test_labels, num_classes=classes, **settings)
 
         tried = None
         if len(rates) > 1:
@@ -202,19 +207,30 @@ def augmented_batches(
 ) -> Callable[[int], Batches]:
     """A function from an epoch to its batches of features (B, D) and labels (B,).
 
-    The images left over at an epoch's end are dropped; each epoch leaves others.
+    The images left over at an epoch's end are dropped; each epoch leaves others. Each rank reads and encodes its part
+    of a batch, and all of them get the whole: every one then takes the step that one process alone would take.
     """
-    device = extractor.device
+    device, ranks = extractor.device, extractor.ranks
     backbone = extractor.encoder.backbone.to(device)
     loader = PairLoader(
-        images, views, batch_size=batch_size, seed=extractor.seed, workers=extractor.workers, device=device
+        images,
+        views,
+        batch_size=batch_size,
+        seed=extractor.seed,
+        workers=extractor.workers,
+        device=device,
+        rank=ranks.rank,
+        world=ranks.world,
     )
+    ends = [rank * batch_size // ranks.world for rank in range(ranks.world + 1)]
+    counts = [end - start for start, end in pairwise(ends)]
 
     def batches(epoch: int) -> Batches:
         for batch in loader.views(epoch, loader.batches(epoch)):
             with frozen(backbone), torch.no_grad():
-                features = encode(backbone, batch.views[0], kind).float()
-            yield features, labels[batch.ids.cpu()]
+                made = [encode(backbone, some, kind).float() for some in batch.views[0].split(_ENCODED)]
+            features = ranks.gather_rows(torch.cat(made), counts)
+            yield features, labels[ranks.gather_rows(batch.ids, counts).cpu()]
 
     return batches
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from adasim.data import ImageSet
 from adasim.data.masks import IGNORE, blank, require_same_size
 from adasim.data.pool import read_batches
 from adasim.dist.devices import image_layout
+from adasim.dist.processes import ALONE, Distributed
 from adasim.eval.features import frozen, require_finite, require_size
 from adasim.models import Backbone
 from adasim.models.transform import EvalTransform
@@ -23,6 +25,7 @@ from adasim.util import seeding
 from adasim.util.errors import UserError
 from adasim.util.terminal import progress_bar
 
+Things = TypeVar("Things", Tensor, Sequence[Tensor])
 MaskBatches = Iterable[tuple[Tensor, Tensor]]
 """(B, D, h, w) patch features and their (B, H, W) masks, batch after batch."""
 HELD_BYTES = 2 * 1024**3
@@ -41,6 +44,7 @@ class PatchFeatures:
         n_blocks: of a ViT, how many of the last blocks; a convolutional net has its last feature map.
         ignore: ids that become `IGNORE`.
         flip: how often an augmented image is mirrored.
+        ranks: the processes that share the images: each trains on its rows of a batch, and is tested on its batches.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class PatchFeatures:
         seed: int = 0,
         ignore: Sequence[int] = (),
         flip: float = 0.5,
+        ranks: Distributed = ALONE,
     ) -> None:
         self.backbone = backbone.to(device)
         self.n_blocks = n_blocks if isinstance(backbone.net, VisionTransformer) else 1
@@ -67,40 +72,53 @@ class PatchFeatures:
         self._images, self._ignore, self._size, self._flip = images, ignore, size, flip
         self._side = size if array is None else min(size, max(array.shape[-2:]))
         self._held: tuple[Tensor, Tensor] | None = None
+        self.ranks = ranks
         require_size(self.backbone, size)
         black = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=self.device)
         patches = self._patches(transform.normalise(black))
+        self._shape = patches.shape[1:]
         self.dim, self.bytes = patches.shape[1], patches.numel() * 4 * len(ids)
 
-    def hold(self) -> bool:
-        """Make all features now and keep them, if they fit; epochs then differ in their order alone."""
+    def hold(self, share: bool = False) -> bool:
+        """Make this process's features now and keep them, if all of them fit; with `share`, all processes have all.
+        Epochs then differ in their order alone."""
         if self._held is None and self.bytes <= HELD_BYTES:
-            with progress_bar(f"{self._images.name}: patch features", len(self._ids)) as advance:
-                made = list(counted(self._make(self._ids, None), advance))
-            features, masks = zip(*made, strict=True)
-            self._held = torch.cat(features), torch.cat(masks)
+            mine, shown = self._batches(), self.ranks.is_main
+            with progress_bar(f"{self._images.name}: patch features", sum(map(len, mine)), shown) as advance:
+                made = list(counted(self._make(mine or [self._ids[:0]], None), advance))
+            features, masks = map(torch.cat, zip(*made, strict=True))
+            if share:
+                counts = self.ranks.gather(len(features))
+                features, masks = (self.ranks.gather_rows(part, counts) for part in (features, masks))
+            self._held = features, masks
         return self._held is not None
 
     def shuffled(self, epoch: int) -> MaskBatches:
-        """The batches of a training epoch: from what is held, or from freshly augmented images."""
+        """This process's rows of the batches of a training epoch, which may be none: from what is held and shared, or
+        from freshly augmented images."""
         order = seeding.permutation(self.seed, "segmentation order", epoch, len(self._ids))
+        batches = [split_over(self.ranks, rows) for rows in order.split(self.batch_size)]
         if self._held is None:
-            return self._make(self._ids[order], epoch)
+            return self._make([self._ids[rows] for rows in batches], epoch)
         features, masks = self._held
-        return ((features[rows], masks[rows]) for rows in order.split(self.batch_size))
+        return ((features[rows], masks[rows]) for rows in batches)
 
     def in_order(self) -> MaskBatches:
-        """The batches of the images as they are."""
+        """This process's batches of the images as they are."""
         if self._held is None:
-            return self._make(self._ids, None)
+            return self._make(self._batches(), None)
         features, masks = self._held
         return zip(features.split(self.batch_size), masks.split(self.batch_size), strict=True)
 
-    def _make(self, ids: Tensor, epoch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self) -> Sequence[Tensor]:
+        return split_over(self.ranks, self._ids.split(self.batch_size))
+
+    def _make(self, batches: Sequence[Tensor], epoch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         shapes = [(3, self._size, self._size), (self._side, self._side)]
-        for numbers, (pixels, masks), failed in read_batches(
-            self._load, ids, shapes, self.batch_size, self._workers
-        ):
+        for numbers, (pixels, masks), failed in read_batches(self._load, batches, shapes, self._workers):
+            if not len(numbers):
+                yield torch.empty(0, *self._shape, device=self.device), masks.to(self.device)
+                continue
             for problem in failed.values():
                 raise UserError(f"An image or mask cannot be read: {problem}. Repair or remove it.")
             views, masks = self._transform.normalise(pixels.to(self.device)), masks.to(self.device)
@@ -129,6 +147,12 @@ class PatchFeatures:
         if list(mask.shape) != [self._side] * 2:
             mask = TF.resize(mask[None], [self._side] * 2, interpolation=nearest)[0]
         return picture, mask
+
+
+def split_over(ranks: Distributed, things: Things) -> Things:
+    """This process's share of things, in order, of which every process has about as many."""
+    count, world = len(things), ranks.world
+    return things[ranks.rank * count // world : (ranks.rank + 1) * count // world]
 
 
 def counted(batches: MaskBatches, advance: Callable[[int], None]) -> MaskBatches:

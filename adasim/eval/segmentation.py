@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adasim.data.masks import class_names, count_classes
+from adasim.dist.collectives import mean_over_ranks
+from adasim.dist.processes import ALONE, Distributed
 from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
 from adasim.eval.patches import MaskBatches, PatchFeatures, counted
 from adasim.eval.splits import Split
@@ -125,20 +128,27 @@ class LinearSegmenter(nn.Module):
         parts = features.split(self._images_at_a_time(size))
         return torch.cat([self(part, size).argmax(dim=1) for part in parts])
 
-    def backward(self, features: Tensor, masks: Tensor, ignore: int = 255) -> bool:
-        """Add the gradient of the mean cross-entropy over the labelled pixels; False if there are none.
+    def backward(
+        self, features: Tensor, masks: Tensor, ignore: int = 255, ranks: Distributed = ALONE
+    ) -> bool:
+        """Add the gradient of the mean cross-entropy over the labelled pixels of all ranks; False if there are none.
 
         A few images at a time: the upsampled logits of a whole batch at 448 pixels would take a gigabyte.
         """
         masks = masks.to(torch.int64)
-        labelled = int((masks != ignore).sum())
+        [labelled] = ranks.all_mean(int((masks != ignore).sum()))
         if not labelled:
             return False
         size = (masks.shape[1], masks.shape[2])
         step = self._images_at_a_time(size)
         for some_features, some_masks in zip(features.split(step), masks.split(step), strict=True):
-            logits = self(some_features, size)
-            (F.cross_entropy(logits, some_masks, ignore_index=ignore, reduction="sum") / labelled).backward()
+            if len(some_masks):
+                logits = self(some_features, size)
+                loss = F.cross_entropy(logits, some_masks, ignore_index=ignore, reduction="sum")
+                (loss / labelled).backward()
+        for parameter in self.parameters() if ranks.world > 1 else ():
+            mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = mean_over_ranks(mine)
         return True
 
     def _images_at_a_time(self, size: tuple[int, int]) -> int:
@@ -157,6 +167,7 @@ def linear_segmentation(
     left_out: Sequence[int] = (),
     seed: int = 0,
     device: torch.device | str = "cpu",
+    ranks: Distributed = ALONE,
 ) -> SegmentationResult:
     """Train a `LinearSegmenter` by Adam at a constant rate, and score it on the test set after every epoch.
 
@@ -167,6 +178,8 @@ def linear_segmentation(
         lr: 0.1, as in the pipeline that matches the paper's results.
         ignore: the id of pixels that neither train nor count.
         left_out: ids that no mask shows and that are no classes: they are not part of the mean.
+        ranks: processes of which each has its rows of every training batch, or none of them, and its part of the test
+            batches.
     """
     check_positive(dim=dim, num_classes=num_classes, epochs=epochs, lr=lr)
     model = LinearSegmenter(dim, num_classes, seed).to(device)
@@ -176,12 +189,16 @@ def linear_segmentation(
         for features, masks in epoch_batches(epoch):
             features, masks = _checked(features, masks, dim, num_classes, ignore, device)
             optimizer.zero_grad()
-            if model.backward(features, masks, ignore):  # a batch of ignored pixels alone makes no step
+            if model.backward(
+                features, masks, ignore, ranks
+            ):  # a batch of ignored pixels alone makes no step
                 optimizer.step()
         confusion = Confusion(num_classes, ignore, left_out)
         for features, masks in test_batches():
             features, masks = _checked(features, masks, dim, num_classes, ignore, device)
-            confusion.add(model.predict(features, (masks.shape[1], masks.shape[2])), masks)
+            if len(masks):
+                confusion.add(model.predict(features, (masks.shape[1], masks.shape[2])), masks)
+        confusion.counts = torch.stack(ranks.gather(confusion.counts)).sum(0)
         scores.append(confusion.result())
     return SegmentationResult(tuple(scores))
 
@@ -256,7 +273,10 @@ class Segmentation(SegmentationOptions, Evaluation):
             usual.lr if self.lr is None else self.lr,
         )
         split = extractor.open_split(self, masks=True)
-        num_classes = count_classes(split.train, self.classes, self.ignore)
+        ranks = extractor.ranks  # one reads the masks for all
+        count = partial(count_classes, split.train, self.classes, self.ignore)
+        num_classes = ranks.share(ranks.run_with_heartbeat(count if ranks.is_main else None))
+        assert num_classes is not None
         result = self._train(extractor, split, size, num_classes, training, quick)
         mode = "quick" if quick else "augmented"
         left_out = "".join(f", ignore {i}" for i in sorted(set(self.ignore)))
@@ -319,17 +339,19 @@ class Segmentation(SegmentationOptions, Evaluation):
                 seed=extractor.seed,
                 ignore=self.ignore,
                 flip=self.flip,
+                ranks=extractor.ranks,
             )
             for images, ids in ((split.train, split.train_ids), (split.test, split.test_ids))
         )
-        if quick and not train.hold():
+        if quick and not train.hold(share=True):
             raise UserError(
                 f"--quick would hold {train.bytes / 1e9:.0f} GB of patch features. Use --augmented, or a smaller "
                 f"--size or --blocks."
             )
         test.hold()
-        total = training.epochs * (len(split.train_ids) + len(split.test_ids))
-        with progress_bar(f"{split.name}: {training.epochs} epochs", total) as advance:
+        ranks = extractor.ranks
+        total = training.epochs * (len(split.train_ids) + len(split.test_ids)) // ranks.world
+        with progress_bar(f"{split.name}: {training.epochs} epochs", total, ranks.is_main) as advance:
             return linear_segmentation(
                 lambda epoch: counted(train.shuffled(epoch), advance),
                 lambda: counted(test.in_order(), advance),
@@ -340,6 +362,7 @@ class Segmentation(SegmentationOptions, Evaluation):
                 left_out=self.ignore,
                 seed=extractor.seed,
                 device=extractor.device,
+                ranks=ranks,
             )
 
     def _table(self, result: SegmentationResult, names: list[str]) -> Table:

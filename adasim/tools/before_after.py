@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -48,7 +49,7 @@ def show(out: Path, console: Console) -> None:
             seed=config.seed,
             exclude=Path(config.data.exclude) if config.data.exclude else None,
         )
-        sets = {
+        sets: dict[str, Any] = {
             "train": Subset(split.train, _some(split.train_ids, "train", config)),
             "test": Subset(split.test, _some(split.test_ids, "test", config)),
         }

@@ -375,5 +375,5 @@ class Signalled(ArrayImages):
 
 def test_a_worker_leaves_signals_to_its_parent() -> None:
     images = Signalled("some", torch.zeros(6, 3, 8, 8, dtype=torch.uint8))
-    found = list(batches(images, EvalTransform.of_size(8), batch_size=2, workers=1))
+    found = list(batches(images, EvalTransform.of_size(8), torch.arange(6).split(2), workers=1))
     assert [ids.tolist() for ids, _, _ in found] == [[0, 1], [2, 3], [4, 5]]

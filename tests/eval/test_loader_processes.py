@@ -142,7 +142,7 @@ def test_batches_are_in_order_and_say_which_images_could_not_be_read(photos: Pat
     crop = EvalTransform.of_size(8).crop
     for workers in (0, 3):
         batches = list(
-            read_batches(lambda i: (crop(images.load(i)), torch.tensor(i)), ids, shapes, 20, workers)
+            read_batches(lambda i: (crop(images.load(i)), torch.tensor(i)), ids.split(20), shapes, workers)
         )
         assert [len(batch) for batch, _, _ in batches] == [20, 4]
         assert [set(failed) for _, _, failed in batches] == [{5}, set()]
