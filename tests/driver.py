@@ -64,7 +64,6 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "interrupt the group": lambda: os.killpg(os.getpgrp(), signal.SIGINT),
     "kill the parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "kill a worker": lambda: os.kill(children()[0], signal.SIGKILL),
-    "hang up": lambda: os.kill(os.getpid(), signal.SIGHUP),
     "signal USR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
     "lose the reader": lambda: lose_the_reader(),
     "be busy": lambda: be_busy(),

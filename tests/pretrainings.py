@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +33,8 @@ from adasim.methods import DinoSettings, NnclrSettings, SimSiam, SimSiamSettings
 from adasim.neighbors import ConfidentSettings
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.train.state import build_state
+from adasim.runs.manifest import Checkpoint
+from adasim.train.state import TrainState, build_state
 from adasim.util.files import TEMPORARY
 
 Small = Callable[..., Config]
@@ -118,15 +120,24 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _digest(out: Path) -> str:
-    """The digest of a run's newest checkpoint, loaded into a fresh state."""
+def newest(out: Path, warn: Callable[[str], None] = print) -> Checkpoint:
+    """A run's newest checkpoint that can be used."""
+    checkpoint = CheckpointStore(out, keep=9, warn=warn).load_latest()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def loaded(out: Path) -> TrainState:
+    """A run's newest checkpoint, loaded into a fresh state."""
     config = Config.from_dict(json.loads((out / "config.json").read_text()))
     images = open_images(config.data.source, size=config.views.size)
     state = build_state(config, len(images))
-    checkpoint = CheckpointStore(out, keep=9).load_latest()
-    assert checkpoint is not None
-    state.load(checkpoint)
-    return state.digest()
+    state.load(newest(out))
+    return state
+
+
+def _digest(out: Path) -> str:
+    return loaded(out).digest()
 
 
 def _metrics(out: Path) -> list[dict[str, Any]]:
@@ -341,6 +352,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of small(epochs=3), to be copied or left as it is."""
     return pretrain(_config(epochs=3), tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of `finished`, to be changed."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")

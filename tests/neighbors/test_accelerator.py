@@ -144,23 +144,29 @@ def test_blocks_may_nest_and_a_failure_restores_too() -> None:
 # ---- the memory ----
 
 
-def live(memory: NeighborMemory, device: str) -> list[Tensor]:
-    """Three epochs of observations, with a repeated id and a feature that is not finite; all that is said."""
-    generator = torch.Generator().manual_seed(1)
-    said: list[Tensor] = []
+def three_epochs(
+    memory: NeighborMemory, gpu: Accelerator | None = None, rank: int = 0, world: int = 1
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """What a memory says to a process that brings every `world`-th image of each batch, piece by piece."""
+    generator, device = torch.Generator().manual_seed(4), "cuda" if gpu else "cpu"
     base = torch.randn(memory.num_images, memory.dim, generator=generator)
     for epoch in range(3):
-        said += [memory.draw_partners(epoch, 0.2, 1), memory.nearest_other()]
         for ids in torch.randperm(memory.num_images, generator=generator).split(29):
             features = base[ids] + 0.1 * torch.randn(len(ids), memory.dim, generator=generator)
             features[0, 0] = torch.nan
-            ids = torch.cat([ids, ids[:1]])
-            features = torch.cat([features, features[1:2]])
-            said += memory.observe(ids.to(device), features.to(device))
+            there = ids[rank::world].to(device), features[rank::world].to(device)
+            if gpu:
+                gpu.clear()
+            yield "observed", list(memory.observe(*there))
         memory.end_epoch()
-        said += memory.distribution(torch.arange(9).to(device), 0.2)
-        said += memory.state_dict().values()
-    return [t.cpu() for t in said]
+        yield "of all images", [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
+        mine = torch.arange(rank, memory.num_images, world)
+        yield "distribution", list(memory.distribution(mine.to(device), 0.2))
+
+
+def all_said(memory: NeighborMemory, gpu: Accelerator | None = None) -> list[Tensor]:
+    said = [tensor for _, tensors in three_epochs(memory, gpu) for tensor in tensors]
+    return [tensor.cpu() for tensor in (*said, *memory.state_dict().values())]
 
 
 @pytest.mark.parametrize("kind", [NeighborMemory, ShardedMemory])
@@ -169,47 +175,27 @@ def test_a_memory_on_a_device_says_what_a_cpus_says(
 ) -> None:
     monkeypatch.setattr(memory_module, "INT8_FROM", 1)
     options: Any = {"num_images": 203, "dim": 20, "window": 2, "k": 4, "dtype": torch.float16}
-    expected = live(kind(**options), "cpu")
+    expected = all_said(kind(**options))
     with Accelerator() as gpu:
         memory = kind(**options, device="cuda")
-        found = live(memory, "cuda")
+        found = all_said(memory, gpu)
         assert memory.cache.device == gpu.device
         assert memory._quantized is None  # an int8 copy is for CPUs
         assert (gpu.operations["mixed_mm"] > 0) == HAS_MIXED_PRODUCTS
         restored = kind(**options, device="cuda")
         restored.load_state_dict({name: t.cpu() for name, t in memory.state_dict().items()})
         assert torch.equal(restored.cache.cpu(), memory.cache.cpu())
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine, theirs)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_a_device_without_fp64_leaves_the_memory_on_the_cpu() -> None:
     options: Any = {"num_images": 203, "dim": 20, "window": 2, "k": 4}
-    expected = live(NeighborMemory(**options), "cpu")
-    with Accelerator(fp64=False):
+    expected = all_said(NeighborMemory(**options))
+    with Accelerator(fp64=False) as gpu:
         memory = NeighborMemory(**options, device="cuda")
-        found = live(memory, "cuda")
-    assert memory.cache.device.type == "cpu"
-    assert memory.cache.dtype == torch.float32
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def three_epochs(
-    memory: NeighborMemory, rank: int, world: int, gpu: Accelerator | None
-) -> Iterator[tuple[str, list[Tensor]]]:
-    """What a memory says to a process that brings every `world`-th image of each batch, piece by piece."""
-    generator, device = torch.Generator().manual_seed(4), "cuda" if gpu else "cpu"
-    for epoch in range(3):
-        for ids in torch.randperm(61, generator=generator).split(20):
-            features = torch.randn(len(ids), 6, generator=generator)
-            there = ids[rank::world].to(device), features[rank::world].to(device)
-            if gpu:
-                gpu.clear()
-            yield "observed", list(memory.observe(*there))
-        memory.end_epoch()
-        yield "of all images", [memory.draw_partners(epoch + 1, 0.2, 1), memory.nearest_other()]
-        yield "distribution", list(memory.distribution(torch.arange(rank, 61, world).to(device), 0.2))
+        found = all_said(memory, gpu)
+    assert (memory.cache.device.type, memory.cache.dtype) == ("cpu", torch.float32)
+    assert all(map(torch.equal, found, expected))
 
 
 def on_two_ranks(folder: Path, stage: int) -> list[list[Tensor]]:
@@ -220,7 +206,7 @@ def on_two_ranks(folder: Path, stage: int) -> list[list[Tensor]]:
     said = []
     with Accelerator() as gpu:
         memory = ShardedMemory(61, 6, window=2, k=4, device="cuda")
-        for what, tensors in three_epochs(memory, dist.get_rank(), 2, gpu):
+        for what, tensors in three_epochs(memory, gpu, dist.get_rank(), 2):
             if stage == 1 and what == "observed" and len(tensors[0]):
                 # ids checked, sizes of all parts, proofs, lists to main memory
                 assert gpu.syncs == {"tolist": 2, "nonzero": 1, "to the CPU": 1}, gpu.syncs
@@ -232,7 +218,7 @@ def test_a_sharded_memory_on_devices_says_what_one_process_says(
     run_ranks: Callable[..., list[list[Any]]],
 ) -> None:
     alone = NeighborMemory(61, 6, window=2, k=4, dtype=torch.float16)
-    expected = list(three_epochs(alone, 0, 1, None))
+    expected = list(three_epochs(alone))
     for stage in run_ranks(__file__, "on_two_ranks", 2, 2):
         for rank, said in enumerate(stage):
             for mine, (what, whole) in zip(said, expected, strict=True):

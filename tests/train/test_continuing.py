@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pretrainings import Small
 from torch import nn
 
 from adasim.api import pretrain
-from adasim.config import Config, ModelConfig
+from adasim.config import ModelConfig
 from adasim.data import Batch
 from adasim.models import Backbone, EvalTransform, build_backbone, load_backbone, save_backbone
 from adasim.recipes import for_epochs, from_weights, get_recipe
@@ -21,6 +22,10 @@ from adasim.train.step import learn, set_schedules
 from adasim.util.errors import UserError
 
 RESNET = ModelConfig(name="resnet_tiny", drop_path=0.0)
+
+
+def started_from(weights: Path, frozen: bool = True) -> ModelConfig:
+    return replace(RESNET, init=str(weights), freeze_norm=frozen)
 
 
 @pytest.fixture
@@ -50,11 +55,7 @@ def test_frozen_batch_norms_keep_the_statistics_of_the_weights(
 ) -> None:
     before = statistics(load_backbone(weights))
     for frozen in (True, False):
-        config = small(
-            method=method,
-            epochs=2,
-            model=ModelConfig(**{**vars(RESNET), "init": str(weights), "freeze_norm": frozen}),
-        )
+        config = small(method=method, epochs=2, model=started_from(weights, frozen))
         run = pretrain(config, tmp_path / f"run-{frozen}")
         moved = differing(before, statistics(load_backbone(run)))
         assert (moved == []) is frozen
@@ -62,13 +63,7 @@ def test_frozen_batch_norms_keep_the_statistics_of_the_weights(
 
 def test_the_encoder_waits_until_the_heads_have_learnt(weights: Path, small: Small, tmp_path: Path) -> None:
     def trained(epochs: int) -> dict[str, torch.Tensor]:
-        config = small(
-            method="simsiam",
-            epochs=epochs,
-            model=ModelConfig(**{**vars(RESNET), "init": str(weights), "freeze_norm": True}),
-            optim__head_epochs=1,
-        )
-        config.epochs = 2
+        config = small(method="simsiam", epochs=2, model=started_from(weights), optim__head_epochs=1)
         state = build_state(config, 48)
         state.method.eval_encoder.load_state_dict(load_backbone(weights).state_dict())
         torch.manual_seed(0)
@@ -115,35 +110,29 @@ def test_the_encoders_rate_is_a_share_of_the_heads(small: Small) -> None:
 def test_a_run_from_weights_resumes_to_the_same_bits(
     weights: Path, small: Small, tmp_path: Path, digest: Any
 ) -> None:
-    def config(epochs: int = 4) -> Config:
-        return small(
-            method="simsiam",
-            model=ModelConfig(**{**vars(RESNET), "init": str(weights), "freeze_norm": True}),
-            optim__encoder_lr=0.1,
-            optim__head_epochs=1,
-        )
-
-    whole = pretrain(config(), tmp_path / "whole")
+    slowly = {"optim__encoder_lr": 0.1, "optim__head_epochs": 1}
+    config = small(method="simsiam", model=started_from(weights), **slowly)
+    whole = pretrain(config, tmp_path / "whole")
 
     def interrupted(state: TrainState, batch: Batch, loss: float) -> None:
         if state.step == 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pretrain(config(), tmp_path / "stopped", on_step=interrupted)
-    pretrain(config(), tmp_path / "stopped", resume=True)
+        pretrain(config, tmp_path / "stopped", on_step=interrupted)
+    pretrain(config, tmp_path / "stopped", resume=True)
     assert digest(tmp_path / "stopped") == digest(whole)
 
 
 def test_a_network_whose_batch_norms_are_frozen_may_be_cut_into_micro_batches(small: Small) -> None:
-    frozen = ModelConfig(**{**vars(RESNET), "freeze_norm": True})
+    frozen = replace(RESNET, freeze_norm=True)
     assert has_batch_norm(small(model=RESNET))
     assert not has_batch_norm(small(model=frozen))
     assert has_batch_norm(small(method="simsiam", model=frozen))  # in its heads
 
 
 def test_frozen_batch_norms_stay_so_in_training_mode() -> None:
-    encoder = build_backbone(ModelConfig(**{**vars(RESNET), "freeze_norm": True}), 16, 3, student=True)
+    encoder = build_backbone(replace(RESNET, freeze_norm=True), 16, 3, student=True)
     norms = [layer for layer in encoder.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert norms
     for _ in range(2):

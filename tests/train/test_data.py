@@ -2,7 +2,6 @@
 
 import csv
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -76,20 +75,6 @@ def test_data_with_other_contents_of_the_same_sizes_are_refused(
         path.write_bytes(head + bytes(path.stat().st_size - len(head)))  # black
     with pytest.raises(UserError, match="48 of 48 images that were looked into hold something else"):
         pretrain(config, tmp_path / "run", resume=True)
-
-
-def test_a_copy_of_the_data_is_resumed_with(
-    small: Small, tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = small(epochs=2, data__source=str(photos))
-    pretrain(config, tmp_path / "run")
-    shutil.copytree(photos, tmp_path / "copy", copy_function=shutil.copyfile)
-    config.data.source = str(tmp_path / "copy")
-    capsys.readouterr()
-    pretrain(config, tmp_path / "run", resume=True)
-    said = capsys.readouterr().out
-    assert "Modification times differ for 48, as after a copy" in said
-    assert "contents of 48 of them (up to 64 KB of each)" in said
 
 
 def never(*_: object) -> None:
@@ -167,19 +152,8 @@ def test_verify_data_reads_every_byte_at_the_start_and_on_a_resume(
     sizes = ["--epochs", "2", "--batch-size", "16", "--neighbors.window", "1", "--neighbors.k", "2"]
     long = photos / "class0" / "04.bmp"
     long.write_bytes(long.read_bytes() + bytes(1_000_000))
-    main(
-        [
-            "pretrain",
-            "desk-resnet",
-            *sizes,
-            "--data",
-            str(photos),
-            "--out",
-            run,
-            "--verify-data",
-            "--no-curves",
-        ]
-    )
+    words = ["pretrain", "desk-resnet", "--data", str(photos), "--out", run, "--verify-data", "--no-curves"]
+    main([*words, *sizes])
     main(["pretrain", "--resume", run, "--no-curves"])
     assert "and so does every byte of them" in capsys.readouterr().out
     content, time = bytearray(long.read_bytes()), long.stat().st_mtime_ns

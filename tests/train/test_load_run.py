@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import flip, in_one_line
-from pretrainings import Small, Whole
+from helpers import flip, in_one_line, snapshot
+from pretrainings import Small, Whole, loaded
 
 import adasim
 from adasim.cli.main import main
@@ -17,10 +17,8 @@ from adasim.cli.pretrain import finish
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
 from adasim.runs import checkpoint as checkpoint_module
-from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.runs.manifest import Checkpoint, FileHashes
-from adasim.train.state import build_state
 from adasim.util.errors import UserError
 
 
@@ -30,16 +28,8 @@ def out(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return adasim.pretrain(small(epochs=3, neighbors__window=2), out)
 
 
-def files_of(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {
-        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 def test_a_run_is_its_configuration_metrics_encoder_memory_and_images(out: Path, small: Small) -> None:
-    before = files_of(out)
+    before = snapshot(out)
     run = adasim.load_run(out)
     assert run.path == out
     assert run.config == small(epochs=3, neighbors__window=2)
@@ -53,15 +43,12 @@ def test_a_run_is_its_configuration_metrics_encoder_memory_and_images(out: Path,
     assert len(run.images("test")) == 256
     assert repr(run) == f"Run({str(out)!r}: dino, vit_mini, pairs=adasim, 3 epochs of synthetic:48, seed 5)"
     assert run.memory is not None
-    assert files_of(out) == before
+    assert snapshot(out) == before
 
 
 def test_the_memory_is_the_one_that_training_would_go_on_with(out: Path) -> None:
     run = adasim.load_run(str(out))
-    state = build_state(run.config, 48)
-    checkpoint = CheckpointStore(out, keep=9).load_latest()
-    assert checkpoint is not None
-    state.load(checkpoint)
+    state = loaded(out)
     assert run.memory is not None
     assert state.memory is not None
     assert type(run.memory) is NeighborMemory  # whole, also in a script that torchrun started
@@ -233,23 +220,19 @@ def test_no_gpu_is_asked_for(out: Path, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_explore_says_which_lists_are_lost_as_it_says_other_things(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    for file in (run / "history").iterdir():
+    for file in (copied / "history").iterdir():
         flip(file)
-    main(["explore", str(run), "--out", str(tmp_path / "page.html")])
+    main(["explore", str(copied), "--out", str(tmp_path / "page.html")])
     assert "lists" in capsys.readouterr().out
 
 
 def test_a_run_ends_with_the_evaluation_that_its_images_allow(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finish(finished, curves=False, compare=False)
-    assert f"adasim eval knn {finished}" in in_one_line(capsys.readouterr().out)
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    (run / "data.json").write_text('{"labels": ""}')
-    finish(run, curves=False, compare=False)
-    assert f"adasim eval views {run}" in in_one_line(capsys.readouterr().out)
+    finish(copied, curves=False, compare=False)
+    assert f"adasim eval knn {copied}" in in_one_line(capsys.readouterr().out)
+    (copied / "data.json").write_text('{"labels": ""}')
+    finish(copied, curves=False, compare=False)
+    assert f"adasim eval views {copied}" in in_one_line(capsys.readouterr().out)

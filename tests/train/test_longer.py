@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import contents, flip, in_one_line
+from helpers import contents, flip, in_one_line, refusal
 from pretrainings import Digest, Metrics, Runs, Small, kill_at
 
 import adasim
@@ -45,26 +45,21 @@ def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_step_0(
     assert digest(out) == digest(tmp_path / "whole")
 
 
-def test_a_run_whose_checkpoints_were_deleted_is_not_silently_begun_again(
-    small: Small, tmp_path: Path
-) -> None:
-    out = pretrain(small(epochs=2), tmp_path / "run")
+def test_a_run_whose_checkpoints_were_deleted_is_not_silently_begun_again(small: Small, copied: Path) -> None:
     for part in ("checkpoints", "history"):
-        shutil.rmtree(out / part)
-    before = (out / "backbone.safetensors").read_bytes(), (out / "metrics.jsonl").read_bytes()
+        shutil.rmtree(copied / part)
+    before = contents(copied)
     with pytest.raises(UserError, match=r"The checkpoints of .* are gone, and it had saved some\."):
-        pretrain(small(epochs=2), out, resume=True)
-    assert before == ((out / "backbone.safetensors").read_bytes(), (out / "metrics.jsonl").read_bytes())
-    pretrain(small(epochs=2), out, overwrite=True)
+        pretrain(small(epochs=3), copied, resume=True)
+    assert contents(copied) == before
 
 
 @pytest.mark.parametrize("damage", ["missing", "zeroed", "one bit", "empty"])
 def test_a_complete_run_whose_encoder_is_lost_or_damaged_writes_it_again_at_a_resume(
-    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+    small: Small, copied: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
-    out = pretrain(small(epochs=1), tmp_path / "run")
-    file = out / "backbone.safetensors"
-    before = contents(out)
+    file = copied / "backbone.safetensors"
+    before = contents(copied)
     whole = file.read_bytes()
     if damage == "missing":
         file.unlink()
@@ -73,46 +68,44 @@ def test_a_complete_run_whose_encoder_is_lost_or_damaged_writes_it_again_at_a_re
     else:
         file.write_bytes(whole[: len(whole) // 2].ljust(len(whole), b"\0") if damage == "zeroed" else b"")
     with pytest.raises(UserError) as error:
-        adasim.load_backbone(out)
-    assert str(error.value).endswith(f"adasim pretrain --resume {out}")
+        adasim.load_backbone(copied)
+    assert str(error.value).endswith(f"adasim pretrain --resume {copied}")
     capsys.readouterr()
-    main(["pretrain", "--resume", str(out), "--no-curves", "--no-compare"])
+    main(["pretrain", "--resume", str(copied), "--no-curves", "--no-compare"])
     said = in_one_line(capsys.readouterr().out)
     was = "missing" if damage == "missing" else "damaged, or of an earlier version"
-    assert f"{file} was {was}: it is written again, from the checkpoint of step 3." in said
-    assert f"{out} is complete: nothing is left of its 1 epochs." in said
-    assert contents(out) == before
-    pretrain(small(epochs=1), out, resume=True)
+    assert f"{file} was {was}: it is written again, from the checkpoint of step 9." in said
+    assert f"{copied} is complete: nothing is left of its 3 epochs." in said
+    assert contents(copied) == before
+    pretrain(small(epochs=3), copied, resume=True)
     assert "written again" not in capsys.readouterr().out
 
 
 def test_a_lost_encoder_that_cannot_be_written_again_is_one_sentence(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = pretrain(small(epochs=1), tmp_path / "run")
-    (out / "backbone.safetensors").unlink()
+    (copied / "backbone.safetensors").unlink()
 
     def full(path: Path, *encoder: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr("adasim.train.loop.save_backbone", full)
     with pytest.raises(UserError, match=r"Could not write the encoder to .*: No space left on device\."):
-        pretrain(small(epochs=1), out, resume=True)
+        pretrain(small(epochs=3), copied, resume=True)
 
 
 def test_the_command_line_overwrites_only_when_told_to(
-    small: Small, arguments: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: Small, arguments: Callable[..., list[str]], copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "run"
-    words_of = arguments(small(epochs=2), out)
-    main(words_of)
-    first = json.loads((out / "run.json").read_text())["id"]
-    main([*words_of, "--overwrite"])
+    words = arguments(small(epochs=2), copied)
+    first = json.loads((copied / "run.json").read_text())["id"]
+    assert "already holds another run" in refusal(words, capsys)
+    main([*words, "--overwrite"])
     assert "Overwrote the run in" in capsys.readouterr().out
-    assert json.loads((out / "run.json").read_text())["id"] != first
-    with pytest.raises(SystemExit):
-        main(["pretrain", "--resume", str(out), "--overwrite"])
-    assert "resumed or overwritten, not both" in capsys.readouterr().err
+    assert json.loads((copied / "run.json").read_text())["id"] != first
+    assert "resumed or overwritten, not both" in refusal(
+        ["pretrain", "--resume", str(copied), "--overwrite"], capsys
+    )
 
 
 # More epochs
@@ -154,14 +147,13 @@ def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
 
 
 def test_a_lengthened_run_that_is_killed_needs_no_reminder(
-    runs: Runs, small: Small, digest: Digest, arguments: Callable[..., list[str]], tmp_path: Path
+    runs: Runs, small: Small, digest: Digest, copied: Path, tmp_path: Path
 ) -> None:
     """Neither before nor after its first checkpoint since; config.json says how long it is."""
-    pretrain(small(epochs=2), tmp_path / "once")
-    shutil.copytree(tmp_path / "once", tmp_path / "twice")
-    pretrain(small(epochs=4), tmp_path / "once", resume=True)
+    once = Path(shutil.copytree(copied, tmp_path / "once"))
+    pretrain(small(epochs=5), once, resume=True)
     for step in (1, 4):
-        run = runs.start(small(epochs=4), tmp_path / "twice", resume=True, hooks=kill_at(step))
+        run = runs.start(small(epochs=5), copied, resume=True, hooks=kill_at(step))
         assert run.wait() == -signal.SIGKILL, run.said
-    main(["pretrain", "--resume", str(tmp_path / "twice"), "--no-curves"])
-    assert digest(tmp_path / "twice") == digest(tmp_path / "once")
+    main(["pretrain", "--resume", str(copied), "--no-curves"])
+    assert digest(copied) == digest(once)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretrainings import Digest, Metrics, Small, _config
+from pretrainings import Digest, Metrics, Small, _config, newest
 from torch import Tensor
 
 from adasim.api import pretrain
@@ -170,10 +170,8 @@ def test_only_what_was_split_is_split_by_a_resume_with_fewer_ranks(
     saved = build_state(config, 48, ranks, micro_batches)
     saved.recent.append(torch.zeros(8, saved.method.feature_dim))  # of a step
     saved.save(CheckpointStore(tmp_path, keep=1, ranks=ranks))
-    checkpoint = CheckpointStore(tmp_path, keep=1).load_latest()
-    assert checkpoint is not None
     resumed = build_state(config, 48)
-    resumed.load(checkpoint)
+    resumed.load(newest(tmp_path))
     assert (resumed.part.count, resumed.part.images) == expected
 
 
@@ -188,8 +186,7 @@ def test_batch_norm_of_micro_batches_keeps_to_its_number_of_ranks(
     saved = build_state(config, 48, micro_batches=4)
     saved.recent.append(torch.zeros(16, saved.method.feature_dim))  # of a step
     saved.save(CheckpointStore(tmp_path, keep=1))
-    checkpoint = CheckpointStore(tmp_path, keep=1).load_latest()
-    assert checkpoint is not None
+    checkpoint = newest(tmp_path)
     build_state(config, 48, micro_batches=4).load(checkpoint)
     ranks = FirstOfTwo(0, 2, torch.device("cpu"))
     on_two = build_state(config, 48, ranks, micro_batches=2)

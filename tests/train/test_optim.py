@@ -107,30 +107,11 @@ def test_clipping_is_per_tensor():
         norm = math.sqrt(sum(x * x for x in grad.tolist()))
         factor = 0.3 / (norm + 1e-6)
         torch.testing.assert_close(p.grad, grad * factor if factor < 1 else grad)
-    torch.testing.assert_close(
-        params[0].grad, before[0], rtol=0, atol=0
-    )  # small gradients stay exactly as they are
+    assert torch.equal(params[0].grad, before[0])  # small gradients stay exactly as they are
     assert params[3].grad is None
-
-
-def test_clip_of_zero_is_off():
-    p = nn.Parameter(torch.zeros(2))
-    p.grad = torch.tensor([3e5, 4e5])
-    clip_per_tensor([p], 0.0)
-    assert p.grad.tolist() == [3e5, 4e5]
-
-
-def test_optimisers_are_the_published_ones():
-    config = get_recipe("desk-vit")
-    adamw = build_optimizer(build_method(config, 32, 1), config)
-    assert isinstance(adamw, torch.optim.AdamW)
-    assert adamw.defaults["betas"] == (0.9, 0.999)
-    assert adamw.defaults["eps"] == 1e-8
-    config = get_recipe("desk-resnet")
-    sgd = build_optimizer(build_method(config, 32, 1), config)
-    assert isinstance(sgd, torch.optim.SGD)
-    assert sgd.defaults["momentum"] == 0.9
-    assert not sgd.defaults["nesterov"]
+    params[2].grad = before[2].clone()
+    clip_per_tensor(params, 0.0)  # off
+    assert torch.equal(params[2].grad, before[2])
 
 
 def test_adamw_takes_the_steps_of_its_equations():

@@ -34,23 +34,11 @@ pytestmark = pytest.mark.slow
 
 LOSS = "adasim.methods.dino:Dino.loss"
 KILLED = -signal.SIGKILL
+Check = Callable[..., Any]
 
 
 @pytest.fixture
-def resumed(runs: Runs, small: Small) -> Callable[..., list[str]]:
-    """Resume a run, to its end; returns what its ranks said."""
-
-    def run(out: Path, world: int = 2) -> list[str]:
-        ranks = runs.start_ranks(small(epochs=3), out, world, resume=True)
-        assert ranks.wait() == [0] * world, ranks.said
-        assert not list(out.rglob(f"*{TEMPORARY}"))
-        return ranks.said
-
-    return run
-
-
-@pytest.fixture
-def assert_undisturbed(whole: Whole, digest: Digest, metrics: Metrics) -> Callable[..., None]:
+def assert_undisturbed(whole: Whole, digest: Digest, metrics: Metrics) -> Check:
     """The same state, bit for bit, and the same losses as a run that nothing happened to."""
 
     def check(out: Path, world: int = 2) -> None:
@@ -62,18 +50,26 @@ def assert_undisturbed(whole: Whole, digest: Digest, metrics: Metrics) -> Callab
     return check
 
 
+@pytest.fixture
+def resumed_undisturbed(runs: Runs, small: Small, assert_undisturbed: Check) -> Check:
+    """Resume a run, to an end that is the same as if nothing had happened; returns what its first rank said."""
+
+    def run(out: Path, world: int = 2) -> str:
+        ranks = runs.start_ranks(small(epochs=3), out, world, resume=True)
+        assert ranks.wait() == [0] * world, ranks.said
+        assert not list(out.rglob(f"*{TEMPORARY}"))
+        assert_undisturbed(out, world)
+        return ranks.said[0]
+
+    return run
+
+
 # Kills
 
 
 @pytest.mark.parametrize(("world", "victims"), [(2, [1]), (2, [0, 1]), (4, [0])])
 def test_killed_in_mid_epoch_a_run_ends_with_the_bits_of_one_that_was_not(
-    runs: Runs,
-    small: Small,
-    resumed: Callable[..., list[str]],
-    assert_undisturbed: Callable[..., None],
-    tmp_path: Path,
-    world: int,
-    victims: list[int],
+    runs: Runs, small: Small, resumed_undisturbed: Check, tmp_path: Path, world: int, victims: list[int]
 ) -> None:
     """With a checkpoint after every step, so that it goes on in mid-epoch. The others notice and end."""
     often = small(epochs=3, save__every_minutes=0.0)
@@ -84,8 +80,7 @@ def test_killed_in_mid_epoch_a_run_ends_with_the_bits_of_one_that_was_not(
         assert ("lost touch with another" in said) == (rank not in victims)
         assert "Traceback" not in said
     assert saved_steps(tmp_path / "run") == [3, 4]
-    resumed(tmp_path / "run", world)
-    assert_undisturbed(tmp_path / "run", world)
+    resumed_undisturbed(tmp_path / "run", world)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +92,7 @@ def test_killed_in_mid_epoch_a_run_ends_with_the_bits_of_one_that_was_not(
     ids=["rank 1", "rank 0"],
 )
 def test_killed_between_the_files_of_the_ranks_and_their_manifest(
-    runs: Runs,
-    small: Small,
-    resumed: Callable[..., list[str]],
-    assert_undisturbed: Callable[..., None],
-    tmp_path: Path,
-    kill: dict[str, Any],
+    runs: Runs, small: Small, resumed_undisturbed: Check, tmp_path: Path, kill: dict[str, Any]
 ) -> None:
     ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=[kill])
     codes = ranks.wait()
@@ -113,8 +103,7 @@ def test_killed_between_the_files_of_the_ranks_and_their_manifest(
         [unfinished] = (tmp_path / "run" / "checkpoints").glob(f"*{TEMPORARY}")
         written = {path.stem for path in unfinished.iterdir()}
         assert written == {"method", "optimizer", "recent", "memory-00000", "memory-00001"}
-    resumed(tmp_path / "run")
-    assert_undisturbed(tmp_path / "run")
+    resumed_undisturbed(tmp_path / "run")
 
 
 def program(config: Config, out: Path, hook: dict[str, Any]) -> list[str]:
@@ -126,7 +115,7 @@ def program(config: Config, out: Path, hook: dict[str, Any]) -> list[str]:
 
 
 def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
-    small: Small, torchrun: Torchrun, assert_undisturbed: Callable[..., None], tmp_path: Path
+    small: Small, torchrun: Torchrun, assert_undisturbed: Check, tmp_path: Path
 ) -> None:
     """Processes that start again find neither the old ones' addresses nor, in the folder, a foreign run."""
     out = tmp_path / "run"
@@ -173,7 +162,7 @@ def test_a_killed_loader_process_is_told_by_its_own_rank(runs: Runs, small: Smal
 
 
 def test_ranks_that_were_restarted_go_on_even_if_one_node_has_not_counted_it(
-    runs: Runs, small: Small, assert_undisturbed: Callable[..., None], tmp_path: Path
+    runs: Runs, small: Small, assert_undisturbed: Check, tmp_path: Path
 ) -> None:
     """torchrun counts a restart on the node where a rank died, and on others only if they noticed first."""
     out, config = tmp_path / "run", small(epochs=3)
@@ -189,12 +178,7 @@ def test_ranks_that_were_restarted_go_on_even_if_one_node_has_not_counted_it(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_stops_all_within_a_step(
-    runs: Runs,
-    small: Small,
-    resumed: Callable[..., list[str]],
-    assert_undisturbed: Callable[..., None],
-    tmp_path: Path,
-    rank: int,
+    runs: Runs, small: Small, resumed_undisturbed: Check, tmp_path: Path, rank: int
 ) -> None:
     hooks = [at(STEP, 4, "terminate", rank=rank)]
     ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=hooks)
@@ -202,8 +186,7 @@ def test_a_signal_to_one_rank_stops_all_within_a_step(
     assert saved_steps(tmp_path / "run") == [3, 5]
     assert "Stopped after step 5. Continue with: adasim pretrain --resume" in ranks.said[0]
     assert ranks.said[1] == ""
-    resumed(tmp_path / "run")
-    assert_undisturbed(tmp_path / "run")
+    resumed_undisturbed(tmp_path / "run")
 
 
 def test_a_signal_to_all_ranks_and_their_loader_processes_saves_within_a_step(
@@ -290,30 +273,21 @@ def test_one_rank_lists_the_folder_and_the_others_look_for_some_of_it(
 
 
 def test_without_the_share_of_one_rank_the_checkpoint_before_is_taken(
-    whole: Whole,
-    resumed: Callable[..., list[str]],
-    assert_undisturbed: Callable[..., None],
-    tmp_path: Path,
+    whole: Whole, resumed_undisturbed: Check, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(whole(2)[0], out)
+    out = Path(shutil.copytree(whole(2)[0], tmp_path / "run"))
     newest = max((out / "checkpoints").iterdir())
     assert sorted(path.stem for path in newest.glob("memory-*")) == ["memory-00000", "memory-00001"]
     (newest / "memory-00001.safetensors").unlink()
-    said = resumed(out)
-    assert "Checkpoint step-000000009 is not usable: memory-00001.safetensors is missing." in said[0]
-    assert "Going back to step-000000006." in said[0]
-    assert "step 9/9" in said[0]
-    assert_undisturbed(out)
+    said = resumed_undisturbed(out)
+    assert "Checkpoint step-000000009 is not usable: memory-00001.safetensors is missing." in said
+    assert "Going back to step-000000006." in said
+    assert "step 9/9" in said
 
 
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_disk_that_is_full_for_one_rank_stops_no_training(
-    runs: Runs,
-    small: Small,
-    assert_undisturbed: Callable[..., None],
-    tmp_path: Path,
-    number: int,
+    runs: Runs, small: Small, assert_undisturbed: Check, tmp_path: Path, number: int
 ) -> None:
     """In the first epoch's history, or in that rank's share of the second checkpoint; the next save holds all."""
     hooks = [at(WRITE, number, "find the disk full", rank=1, when="before")]
@@ -340,11 +314,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_on_all_ranks(
 
 
 def test_a_loss_that_is_not_a_number_on_one_rank_stops_all_before_they_learn(
-    runs: Runs,
-    small: Small,
-    resumed: Callable[..., list[str]],
-    assert_undisturbed: Callable[..., None],
-    tmp_path: Path,
+    runs: Runs, small: Small, resumed_undisturbed: Check, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     hooks = [at(LOSS, 5, "make the loss NaN", rank=1)]
@@ -358,8 +328,7 @@ def test_a_loss_that_is_not_a_number_on_one_rank_stops_all_before_they_learn(
         assert (before["counted"], after["refused"]) == (4, 4)
         assert after["digest"] == before["digest"]
     assert saved_steps(out) == [3]
-    resumed(out)
-    assert_undisturbed(out)
+    resumed_undisturbed(out)
 
 
 @pytest.fixture

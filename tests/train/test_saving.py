@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import flip, in_one_line
-from pretrainings import STEP, Digest, Runs, Small, kill_at
+from pretrainings import STEP, Digest, Runs, Small, at, kill_at, newest, saved_steps
 
 from adasim.api import pretrain
 from adasim.data import Batch, open_images
@@ -21,6 +21,7 @@ from adasim.dist.processes import ALONE
 from adasim.models import EvalTransform, build_backbone, save_backbone
 from adasim.models.io import backbone_bytes, snapshots
 from adasim.runs.checkpoint import CheckpointStore
+from adasim.runs.manifest import seal, unseal
 from adasim.tools.plan import lines
 from adasim.train.budget import disk_needed
 from adasim.train.loop import Training
@@ -48,28 +49,22 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # When
 
 
-@pytest.mark.parametrize(
-    ("every", "expected"),
-    [
-        ({"every_epochs": 1}, [3, 6, 9, 12, 15]),
-        ({"every_epochs": 2}, [6, 12, 15]),
-        ({"every_epochs": 0}, [15]),  # a few seconds are less than ten minutes
-        ({"every_epochs": 0, "every_minutes": 0.0}, list(range(1, 16))),
-    ],
-    ids=["every epoch", "every other epoch", "by the clock", "after every step"],
-)
 def test_a_run_saves_by_epochs_by_the_clock_and_at_its_end(
-    small: Small, digest: Digest, tmp_path: Path, saves: list[int], every: dict[str, Any], expected: list[int]
+    small: Small, digest: Digest, tmp_path: Path, saves: list[int]
 ) -> None:
     """With a window of two epochs, of which a checkpoint may have written neither."""
-    changes = {f"save__{name}": value for name, value in every.items()}
-    pretrain(small(epochs=5, neighbors__window=2, **changes), tmp_path / "run")
-    assert saves == expected
-    checkpoint = CheckpointStore(tmp_path / "run", keep=2).load_latest()
-    assert checkpoint is not None
-    assert [name[:12] for name in checkpoint.history] == ["epoch-000003", "epoch-000004"]
-    pretrain(small(epochs=5, neighbors__window=2), tmp_path / "often")
-    assert digest(tmp_path / "run") == digest(tmp_path / "often")
+    often = {"save__every_epochs": 0, "save__every_minutes": 0.0}
+    for name, changes, expected in (
+        ("every epoch", {"save__every_epochs": 1}, [3, 6, 9, 12, 15]),
+        ("every other epoch", {"save__every_epochs": 2}, [6, 12, 15]),
+        ("by the clock", {"save__every_epochs": 0}, [15]),  # a few seconds are less than ten minutes
+        ("after every step", often, list(range(1, 16))),
+    ):
+        saves.clear()
+        pretrain(small(epochs=5, neighbors__window=2, **changes), tmp_path / name)
+        assert saves == expected
+        assert [name[:12] for name in newest(tmp_path / name).history] == ["epoch-000003", "epoch-000004"]
+        assert digest(tmp_path / name) == digest(tmp_path / "every epoch")
 
 
 def test_the_clock_also_counts_at_the_end_of_an_epoch(
@@ -90,11 +85,9 @@ def test_a_run_that_seldom_saves_still_saves_when_asked_to_stop(
     runs: Runs, small: Small, digest: Digest, tmp_path: Path
 ) -> None:
     config = small(epochs=4, neighbors__window=3, save__every_epochs=0)
-    hooks = [{"call": STEP, "number": 10, "when": "after", "do": "terminate"}]
-    run = runs.start(config, tmp_path / "run", hooks=hooks)
+    run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 10, "terminate")])
     assert run.wait() == 143, run.said
-    [checkpoint] = (tmp_path / "run" / "checkpoints").iterdir()
-    assert checkpoint.name in ("step-000000010", "step-000000011")  # of 12
+    assert saved_steps(tmp_path / "run") in ([10], [11])  # of 12
     pretrain(config, tmp_path / "run", resume=True)
     pretrain(config, tmp_path / "whole")
     assert digest(tmp_path / "run") == digest(tmp_path / "whole")
@@ -154,15 +147,17 @@ def test_the_disk_that_a_run_will_take_is_told_before_the_first_step(
     assert "Checkpoints:" not in capsys.readouterr().out  # there is nothing left to do
 
 
+@pytest.mark.parametrize(
+    ("disk", "words"),
+    [((10**9, 0, 20_000_000), "Only 20 MB are free there."), ((0, 0, 0), "MB in {out}.")],
+    ids=["small", "does not tell its size"],  # as some network and FUSE mounts
+)
 def test_a_disk_that_is_too_small_is_told_of(
-    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    disk: tuple[int, int, int], words: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shutil import disk_usage
-
-    small_disk = disk_usage(tmp_path)._replace(free=20_000_000)
-    monkeypatch.setattr("adasim.train.budget.shutil.disk_usage", lambda path: small_disk)
-    pretrain(small(epochs=2), tmp_path / "run")
-    assert "Only 20 MB are free there." in in_one_line(capsys.readouterr().out)
+    monkeypatch.setattr("adasim.train.budget.shutil.disk_usage", lambda path: disk)
+    said = disk_needed(build_state(small(), 48), small(), tmp_path, ALONE)
+    assert said.endswith(words.format(out=tmp_path))
 
 
 def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step_and_leaves_no_run(
@@ -184,16 +179,6 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
         pretrain(small(epochs=3), tmp_path / "run", resume=True)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["epochs"] == 2
     pretrain(small(epochs=2), tmp_path / "run", overwrite=True)  # the old run's room is the new one's
-
-
-def test_a_disk_that_does_not_tell_its_size_is_not_taken_for_full(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some network and FUSE mounts report zeros."""
-    monkeypatch.setattr("adasim.train.budget.shutil.disk_usage", lambda path: (0, 0, 0))
-    config = small()
-    said = disk_needed(build_state(config, 48), config, tmp_path, ALONE)
-    assert said.endswith(f"in {tmp_path}.")
 
 
 def test_a_run_that_could_never_save_says_that_there_is_no_checkpoint(
@@ -260,19 +245,14 @@ def test_damaged_lists_that_every_checkpoint_needs_count_as_those_of_images_not_
     small: Small, killed: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     """Those of the first epoch, on which the checkpoints after epochs 2 and 3 look back."""
-    out = tmp_path / "run"
-    shutil.copytree(killed, out)
-    config = small(epochs=6, neighbors__window=3)
+    out, config = Path(shutil.copytree(killed, tmp_path / "run")), small(epochs=6, neighbors__window=3)
     whole, maimed = build_state(config, 48), build_state(config, 48)
-    checkpoint = CheckpointStore(out, keep=2).load_latest()
-    assert checkpoint is not None
-    whole.load(checkpoint)
+    whole.load(newest(out))
     victim = min((out / "history").iterdir())
     assert victim.name.startswith("epoch-000000")
     damage(victim)
     said: list[str] = []
-    checkpoint = CheckpointStore(out, keep=2, warn=said.append).load_latest()
-    assert checkpoint is not None
+    checkpoint = newest(out, said.append)
     assert (checkpoint.step, list(checkpoint.lost)) == (9, [victim.name])
     assert "Going on from step-000000009 without the lists of epoch 1:" in said[0]
     maimed.load(checkpoint)
@@ -285,8 +265,7 @@ def test_damaged_lists_that_every_checkpoint_needs_count_as_those_of_images_not_
 def test_a_run_that_lost_lists_goes_on_and_loses_no_more(
     runs: Runs, small: Small, killed: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(killed, out)
+    out = Path(shutil.copytree(killed, tmp_path / "run"))
     flip(min((out / "history").iterdir()))
     again = runs.start(
         small(epochs=6, neighbors__window=3, save__every_minutes=0.0), out, resume=True, hooks=kill_at(2)
@@ -298,13 +277,11 @@ def test_a_run_that_lost_lists_goes_on_and_loses_no_more(
     assert "without the lists" not in in_one_line(resumed.said)
 
 
-def test_a_whole_checkpoint_is_preferred_to_one_without_its_lists(small: Small, tmp_path: Path) -> None:
+def test_a_whole_checkpoint_is_preferred_to_one_without_its_lists(copied: Path) -> None:
     """Going back an epoch costs time; the lists would cost the run's bits."""
-    out = pretrain(small(epochs=3), tmp_path / "run")
-    flip(max((out / "history").iterdir()))
+    flip(max((copied / "history").iterdir()))
     said: list[str] = []
-    checkpoint = CheckpointStore(out, keep=2, warn=said.append).load_latest()
-    assert checkpoint is not None
+    checkpoint = newest(copied, said.append)
     assert (checkpoint.step, checkpoint.lost) == (6, {})
     assert "Going back to step-000000006" in said[0]
 
@@ -334,15 +311,9 @@ def test_retention_keeps_an_incomplete_checkpoint_until_there_are_enough_whole_o
     flip(tmp_path / "history" / lists[0])
     lists.append(store.write_history(1, {"x": torch.tensor([1])}))
     store.save(2, state, {}, lists[1:])
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
-        "step-000000001",
-        "step-000000002",
-    ]
+    assert saved_steps(tmp_path) == [1, 2]
     store.save(3, state, {}, lists[1:])
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
-        "step-000000002",
-        "step-000000003",
-    ]
+    assert saved_steps(tmp_path) == [2, 3]
     assert [p.name for p in (tmp_path / "history").iterdir()] == lists[1:]
 
 
@@ -350,8 +321,6 @@ def test_lists_that_are_named_outside_their_folder_are_no_mere_loss(tmp_path: Pa
     """Hostile names make the whole checkpoint unusable; nothing is read at that place."""
     store = CheckpointStore(tmp_path, keep=2)
     path = store.save(1, {"g": {"x": torch.zeros(1)}}, {}, [])
-    from adasim.runs.manifest import seal, unseal
-
     values = unseal(path / "manifest.json")
     values["history"] = [{"name": "../lists.safetensors", "size": 1, "sha256": "0"}]
     (path / "manifest.json").write_bytes(seal(values))
