@@ -385,7 +385,7 @@ def test_the_best_are_ranked_by_all_bits_of_their_sums(seed: int, width: int, sp
 def test_ids_of_any_integer_kind_are_taken() -> None:
     def said(ids: Ids) -> list[Tensor]:
         memory = NeighborMemory(3, 2, window=1, k=2)
-        lists = []
+        lists: list[Tensor] = []
         for _ in range(2):
             lists += memory.observe(ids, torch.tensor([[0.6, 0.8], [1.0, 0.0]]))
             memory.end_epoch()

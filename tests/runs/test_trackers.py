@@ -12,23 +12,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import refusal, until
-from pretrainings import Runs
+from pretrainings import Metrics, Runs, Small
 
 import adasim
-from adasim.config import Config
 from adasim.runs import trackers
 from adasim.runs.trackers import SERVICES, Tracker
 
 BLOCK = 32768
-
-Small = Callable[..., Config]
-Metrics = Callable[[Path], list[dict[str, Any]]]
 
 
 def wandb_points(file: Path) -> dict[int, dict[str, float]]:

@@ -78,10 +78,11 @@ def test_ranks_may_have_micro_batches_too(run_ranks: Callable[..., list[list[Any
     """Two processes with two micro-batches each: four parts in all."""
     whole = one_step(small(model__drop_path=0.3), 1)
     [found] = run_ranks(__file__, "work", 2)
-    assert torch.allclose(torch.cat([one["feature"] for one in found]), whole["feature"], atol=3e-6)
+    for name in ("feature", "second"):
+        assert torch.allclose(torch.cat([one[name] for one in found]), whole[name], atol=3e-6), name
     means = torch.stack([one["loss"] for one in found])
     assert means.mean() == pytest.approx(float(whole["loss"]), rel=1e-5)
-    for name in whole.keys() - {"loss", "feature", "feature_spread", "kl", "teacher_entropy"}:
+    for name in whole.keys() - {"loss", "feature", "second", "feature_spread", "kl", "teacher_entropy"}:
         for one in found:
             assert torch.allclose(one[name], whole[name], atol=3e-6), name
 
