@@ -18,7 +18,8 @@ from adasim.util.errors import UserError
 from adasim.util.fields import at_least, between, check_fields, check_name
 
 FIXED = tyro.conf.Suppress
-"""Of a field that belongs to a published method or recipe: set in Python or by a recipe, not on the command line."""
+"""Of a field that belongs to a published method or recipe: set in Python or by a recipe, not on the command line.
+For those of `ViewsConfig`, a recipe takes the values of its method in settings.py, not the defaults below."""
 
 
 @dataclass(kw_only=True)

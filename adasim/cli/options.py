@@ -1,6 +1,7 @@
 """What the commands ask, and how they read it: a dataclass per command, filled in from the command line by tyro.
 
-Nothing here imports torch: help and refusals are quick.
+A command calls `read_options`; `pretrain`, whose defaults are a recipe's, calls `read_arguments` beneath it. Nothing
+here imports torch: help and refusals are quick.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """From a crop to a view: flip, jitter, grey, blur, solarise, normalise. One code for all images, in whole batches,
-on the device that trains.
+on the device that trains. `BatchedViews`, at the end of this file, is the whole way from images in memory to views;
+its `of_crops` begins at the crops that loader processes have cut.
 
 Everything happens in place, and on a CPU in pieces that stay in its cache: a pass over memory would cost more than
 the arithmetic.

@@ -2,7 +2,8 @@
 
 One row of uniforms, a function of (seed, view, epoch, image id), becomes a crop and the changes of its colours. A
 crop is cut from a batch in memory, on any device, or from one image, 8-bit, in a loader process; both take their
-boxes from here, and agree up to the rounding of 8-bit pixels.
+boxes from here, and agree up to the rounding of 8-bit pixels. The first is asked for by `BatchedViews` (augment.py),
+the second by `CropWorker` (crop_worker.py).
 
 In memory, cropping and resizing are linear and separable, so each is one small matrix per image and axis: a crop is
 rows @ image @ columns^T, for all images in one batched product. Of one image, torch resizes the 8-bit pixels.
@@ -104,7 +105,7 @@ class Changes:
 
 
 def draw_changes(settings: ViewSettings, uniforms: Tensor) -> Changes:
-    """From uniforms float64 (B, UNIFORMS)."""
+    """Decide what happens to B crops, from uniforms float64 (B, UNIFORMS); augment.py carries it out."""
     u = _columns(uniforms)
     jitter, grey, blur, solarize = u["apply"].unbind(1)
     ranges = torch.tensor(settings.jitter, dtype=torch.float64)

@@ -1,5 +1,5 @@
-"""The hunts, as functions of tensors: wrong labels, surprising and lonely images; and all of them together with the
-duplicates of duplicates.py. A label of -1 is unknown."""
+"""The hunts, as functions of tensors: wrong labels, surprising and lonely images. Those for duplicates are in
+duplicates.py; `hunt` runs all of them. A label of -1 is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The page of `adasim explore`: all that was found out about some images, in one file that needs no network."""
+"""The page of `adasim explore`: `explore` collects all that can be found out about some images, `write_page` puts it
+into one file that needs no network."""
 
 from __future__ import annotations
 

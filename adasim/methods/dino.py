@@ -71,7 +71,7 @@ class Dino(Method):
         view.output = self.student.head(self.student.backbone(view.pixels))
 
     def forward(self, views: list[Tensor], epoch: int, neighbours: Tensor | None = None) -> Step:
-        """The parts, with views of one size in one forward pass: batch norm sees both global views together."""
+        """As `Method.forward`, but with views of one size in one pass: batch norm sees both global views together."""
         pair = self.encode(torch.cat(views[:2]))  # 2B images
         stacks = [pair.pixels, *([torch.cat(views[2:])] if views[2:] else [])]
         outputs = self.student.head(torch.cat([self.student.backbone(x) for x in stacks])).chunk(len(views))

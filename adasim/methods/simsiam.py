@@ -19,7 +19,7 @@ from adasim.util.errors import UserError
 class Siamese(Method):
     """One network for both views: an encoder, a projector and a predictor. Batch norm sees one view at a time.
 
-    A subclass adds its loss. Its settings have `proj_dim` and `pred_dim`.
+    A subclass adds its loss, which `Method.forward` calls. Its settings have `proj_dim` and `pred_dim`.
     """
 
     VIEWS = SIAMESE_VIEWS

@@ -8,7 +8,8 @@ for epoch in range(epochs):
         memory.observe(ids, features_of_view_1)
     memory.end_epoch()
 
-`window` has the arithmetic of p_win, `search` the exact search.
+window.py has the arithmetic of p_win, search.py the exact search. A run has the subclass of sharded.py, which asks
+the process that holds an image and otherwise does what stands here.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@
                                    manifest.json           last: size and SHA-256 of every file, and `info`
     RUN/history/epoch-000007-1f0c9a52d3e4b687.safetensors  immutable, one per epoch and rank, shared by checkpoints
 
-A checkpoint is written as a temporary folder that takes its name by one rename: a kill at any moment leaves the ones
-before it whole. A second save at the same step (before and after an epoch's end) gets the name `step-000000123.1`: a
-valid checkpoint is never replaced, only superseded. Loading takes the newest that `adasim.runs.manifest` finds whole;
-if none is because a history file that they share is not, the newest is taken without it.
+A checkpoint is written into a temporary folder. When all its files are on the disk (`fsync`), one rename gives the
+folder its name: a kill at any moment leaves the checkpoints before it whole. A second save at the same step (before
+and after an epoch's end) gets the name `step-000000123.1`: a valid checkpoint is never replaced, only superseded.
+Loading takes the newest that `adasim.runs.manifest` finds whole; where none is, because they share a history file
+that is damaged or gone, it takes the newest without that file.
 
 This module knows tensors and JSON, nothing of models. Only the process that holds the run's lock may write, and
 the other ranks of its run, which call every method together with it and fail together with it.
