@@ -8,11 +8,12 @@ share: an `Extractor` turns the images of a data set into an encoder's features,
 from adasim.eval.evaluation import Evaluation, Extractor, Report
 from adasim.eval.features import FeatureCache, extract
 from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
+from adasim.eval.iou import MeanIou, miou
 from adasim.eval.knn import KnnAccuracy, knn_accuracy, online_knn
 from adasim.eval.linear import Linear
 from adasim.eval.probe import LinearResult, linear_probe, linear_probe_stream
 from adasim.eval.results import Result
-from adasim.eval.segmentation import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
+from adasim.eval.segmentation import LinearSegmenter, SegmentationResult, linear_segmentation
 from adasim.eval.views import view_retrieval
 from adasim.models.transform import EvalTransform
 from adasim.options import Sources

@@ -10,7 +10,8 @@ from pathlib import Path
 import timm
 
 from adasim.config import ModelConfig
-from adasim.eval.features import default_folder, require_size, weights_hash
+from adasim.eval.feature_files import default_folder
+from adasim.eval.features import require_size, weights_hash
 from adasim.eval.results import COMPARED, RESULTS_FILE, read_results
 from adasim.models import (
     BACKBONE_FILE,

@@ -21,7 +21,8 @@ from torchvision.transforms import InterpolationMode, v2
 
 from adasim.config import ModelConfig
 from adasim.data import ArrayImages, FolderImages, synthetic
-from adasim.eval.features import FeatureCache, batches, default_folder, encode, extract
+from adasim.eval.feature_files import default_folder
+from adasim.eval.features import FeatureCache, batches, encode, extract
 from adasim.eval.knn import online_knn
 from adasim.models import Backbone, build_backbone
 from adasim.models.transform import EvalTransform

@@ -14,7 +14,8 @@ from PIL import Image
 import adasim
 from adasim.data import FolderImages, synthetic
 from adasim.dist.processes import Distributed
-from adasim.eval.features import Parts, extract
+from adasim.eval.feature_files import Parts
+from adasim.eval.features import extract
 
 SIDE = 66  # pixels, too large to be held in memory: loader processes read the files
 QUICK: dict[str, Any] = {"data": "synthetic:50", "size": 16, "batch_size": 16, "epochs": 1}

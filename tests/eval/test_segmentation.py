@@ -8,7 +8,15 @@ import torch
 from torch.nn import functional as F
 
 from adasim.data import synthetic
-from adasim.eval import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou, segmentation
+from adasim.eval import (
+    LinearSegmenter,
+    MeanIou,
+    SegmentationResult,
+    iou,
+    linear_segmentation,
+    miou,
+    segmentation,
+)
 from adasim.eval.patches import PatchFeatures, warp
 from adasim.models import EvalTransform, load_backbone
 from adasim.util.errors import UserError
@@ -40,7 +48,7 @@ def test_miou_is_hand_computed_with_absent_classes_and_ignored_pixels():
 @pytest.mark.parametrize(("dtype", "ignore"), [(torch.uint8, 255), (torch.int64, 9), (torch.int32, -1)])
 @pytest.mark.parametrize("pixels", [5, 1 << 22])
 def test_miou_equals_counts_by_class_for_any_chunk(monkeypatch, dtype, ignore, pixels):
-    monkeypatch.setattr(segmentation, "_PIXELS", pixels)
+    monkeypatch.setattr(iou, "_PIXELS", pixels)
     g = torch.Generator().manual_seed(0)
     targets = torch.randint(0, 4, (3, 7, 5), generator=g).to(dtype)
     predictions = torch.randint(0, 5, (3, 7, 5), generator=g)
@@ -54,7 +62,7 @@ def test_miou_equals_counts_by_class_for_any_chunk(monkeypatch, dtype, ignore, p
 
 
 def test_left_out_ids_are_no_part_of_the_mean():
-    confusion = segmentation.Confusion(4, left_out=(0, 9))
+    confusion = iou.Confusion(4, left_out=(0, 9))
     confusion.add(torch.tensor([1, 1, 2, 2]), torch.tensor([1, 2, 2, 255]))
     # Class 1: tp 1, fp 1: 1/2. Class 2: tp 1, fn 1: 1/2. Class 3: nowhere. Class 0: left out.
     result = confusion.result()

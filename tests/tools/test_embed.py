@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 import adasim
 from adasim.cli.main import main
-from adasim.eval import features
+from adasim.eval import feature_files, features
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
 from adasim.tools.embed import Embedding
@@ -172,7 +172,7 @@ def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
         return encode(*arguments)
 
     def killed() -> None:
-        features.KEEP_S = 0.0  # after every batch
+        feature_files.KEEP_S = 0.0  # after every batch
         setattr(features, "encode", dies_in_the_third_batch)  # noqa: B010 - mypy allows no assignment
         adasim.embed(run, photos, workers=0)
 
