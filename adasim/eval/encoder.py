@@ -158,17 +158,14 @@ def _warning(run: Path, backbone: Backbone) -> str | None:
     """A sentence if the table at the run's end had these very weights below raw pixels."""
     try:
         results = read_results(run)
-    except (
-        UserError,
-        OSError,
-    ):  # nothing was measured, or it cannot be read: that is said where figures are asked for
+    except (UserError, OSError):  # said where figures are asked for
         return None
     for result in results:
         pixels = result.metrics.get(COMPARED, {}).get("raw pixels", 0.0)
         if (
             result.protocol == "knn"
             and result.value < pixels
-            and result.model["weights"] == weights_hash(backbone)
+            and result.model.get("weights") == weights_hash(backbone)
         ):
             return (
                 f"The table at the end of {run} had this encoder at {result.value:.1f}%, below raw pixels "

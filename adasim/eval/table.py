@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.config import Config
-from adasim.eval.results import NAMES, RESULTS_FILE, column_order, read_results
+from adasim.eval.results import COMPARED, NAMES, RESULTS_FILE, column_order, read_results
 from adasim.runs.folder import RunFolder
 from adasim.runs.grouping import group_by_setting
 from adasim.util.csv import escape_latex
@@ -85,7 +85,12 @@ def compare(runs: list[Path], say: Callable[[str], None] = lambda sentence: None
         raise UserError("Name the run folders to compare: adasim eval table RUN RUN ...")
     tables: list[dict[tuple[str, ...], float]] = []
     for run in runs:
-        finals = [result for result in read_results(run, say) if "epoch" not in result.model]
+        # Without snapshots, and without the table at a run's end, whose images its seed has chosen.
+        finals = [
+            result
+            for result in read_results(run, say)
+            if "epoch" not in result.model and COMPARED not in result.metrics
+        ]
         tables.append({result.column: float(result.value) for result in finals})
         if not tables[-1]:
             raise UserError(f"No results in {run}. Measure it first: adasim eval knn {run}")
@@ -157,10 +162,15 @@ def _shared_name(names: list[str]) -> str:
 
     >>> _shared_name(["t0.2-s10", "t0.2-s11"]), _shared_name(["seed0/adasim", "seed1/adasim"]), _shared_name(["a"])
     ('t0.2', 'adasim', 'a')
+    >>> _shared_name(["resnet50", "resnet50-s1"])
+    'resnet50'
     """
     start = _common_start(names)
-    end = _common_start([name[len(start) :][::-1] for name in names])[::-1]
-    start = re.sub(r"(^|[-_./ ])(seed|s)?[-_. ]*$", "", start.rstrip("0123456789"))
+    rests = [name[len(start) :] for name in names]
+    end = _common_start([rest[::-1] for rest in rests])[::-1]
+    if any(rest[:1].isdigit() for rest in rests):  # the start of the seed's number is not a name's
+        start = start.rstrip("0123456789")
+    start = re.sub(r"(^|[-_./ ])(seed|s)?[-_. ]*$", "", start)
     return (start + end).strip("-_./ ")
 
 

@@ -68,13 +68,12 @@ def show(out: Path, console: Console) -> None:
             some = Subset(images, ids)
             report = evaluate(encoder, "views", data=some, queries=500, no_cache=True, save=False)
         values[name] = report.value
-        if name == AFTER:
-            keep(out, report.results[0], values)
         table.add_row(name, f"{report.value:.1f}%", style="bold" if name == AFTER else "")
     if labelled:
         table.caption = f"chance is {100 / len(images.classes):.1f}%"
     console.print(table)
     console.print(verdict(values, len(sets["test"])) if labelled else CANNOT_TELL, soft_wrap=True)
+    keep(out, report.results[0], values)  # last: a full disk must not cost the table
 
 
 def keep(out: Path, after: Result, values: dict[str, float]) -> None:

@@ -130,23 +130,24 @@ def build(method: str, arm: str, seed: int) -> Config:
 
     >>> build("simsiam", "oracle:p=0", 1).neighbors.oracle_p
     0.0
+    >>> build("dino", "nearest:space=latent,k=3", 0).neighbors.k
+    3
     """
     config = METHODS[method]()
     config.seed = seed
     pairs, changes = read_arm(arm)
-    space: Any = changes.pop("space", "image")
+    own: Any = None
+    if pairs == "nearest":
+        own = NearestSettings(space=changes.pop("space", "image"))  # type: ignore[arg-type]
     values = {name: float(value) for name, value in changes.items()}
     known = {"confident": {f.name for f in fields(ConfidentSettings)}, "oracle": {"p"}}
     if strange := sorted(values.keys() - known.get(pairs, {"window", "k", "tau"})):
         raise SystemExit(f"{method}/{arm}/{seed}: pairs {pairs} have no {strange[0]} that an arm may change.")
-    own: Any = None
     if pairs == "confident":
         # The policy's own 5 epochs and 0.8 are for 20,000 images; an epoch of 5,000 has a quarter of the steps.
         slower = {} if method == "simsiam-more" else {"start": 20, "decay": 0.9}
         whole = {name: int(values[name]) for name in ("start", "partners") if name in values}
         own = ConfidentSettings(**(slower | values | whole))  # type: ignore[arg-type]
-    elif pairs == "nearest":
-        own = NearestSettings(space=space)
     elif pairs == "oracle":
         config.neighbors.oracle_p = values.get("p", 0.5)
     else:

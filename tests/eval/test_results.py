@@ -10,12 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adasim.cli.main import main
 from adasim.config import Config
-from adasim.eval.results import Result, append_result, read_results
+from adasim.eval.results import COMPARED, Result, append_result, read_results
 from adasim.eval.splits import data_name
 from adasim.eval.table import compare, print_comparison, to_latex, to_markdown
 from adasim.runs.folder import RunFolder
@@ -23,10 +24,10 @@ from adasim.util import terminal
 from adasim.util.errors import UserError
 
 
-def result(protocol: str = "knn", value: float = 50.0, name: str = "photos", **changes: str) -> Result:
+def result(protocol: str = "knn", value: float = 50.0, name: str = "photos", **changes: Any) -> Result:
     setting = {"knn": "k=20", "linear": "dino, quick", "fewshot": "5-way 5-shot"}[protocol]
     made = Result(protocol, setting, value, {"top1": value}, {"name": name, "fingerprint": name}, {}, {})
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)
 
 
 def run_with(folder: Path, *results: Result) -> Path:
@@ -89,7 +90,9 @@ def test_a_table_says_which_line_of_its_results_is_left_out_and_prints_the_rest(
 
 def test_a_table_shows_the_newest_values_and_their_difference_to_the_first_run(tmp_path: Path) -> None:
     base = run_with(tmp_path / "dino", result(value=10.0), result(value=68.4), result("linear", 71.9))
-    ours = run_with(tmp_path / "adasim", result(value=70.1), result("linear", 73.3))
+    own = result(value=99.0, name="some photos", metrics={COMPARED: {"raw pixels": 9.0}})  # at a run's end
+    snapshot = result(value=1.0, model={"epoch": 1})
+    ours = run_with(tmp_path / "adasim", result(value=70.1), result("linear", 73.3), own, snapshot)
     table = compare([base, ours])
     assert table.headings == [("k-NN", "k=20", "photos"), ("linear", "dino, quick", "photos")]
     (name, first), (other, second) = table.rows
