@@ -29,7 +29,10 @@ TINY = (
 )
 
 
-def test_own_loop_is_short_and_bootstraps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_loop_is_short_and_bootstraps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("adasim.data.synthetic", lambda count: synthetic(count // 4))  # sooner
     assert len((EXAMPLES / "own_loop.py").read_text().splitlines()) < 60
     runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
     ratios = [int(line.split()[-1].rstrip("%")) for line in capsys.readouterr().out.splitlines()]
