@@ -19,7 +19,8 @@ from adasim.recipes import RECIPES
 from adasim.run import load_run
 
 SMALL = (
-    "--batch-size 16 --neighbors.k 2 --views.size 16 --simsiam.proj-dim 16 --simsiam.pred-dim 8 --no-curves"
+    "--batch-size 16 --neighbors.k 2 --views.size 16 --simsiam.proj-dim 16 --simsiam.pred-dim 8 "
+    "--no-curves --no-compare"
 )
 PRETRAIN = f"pretrain desk-resnet --epochs 3 --neighbors.window 1 {SMALL}"
 MODEL = ("run folder", "timm", "NAME:FILE", "config.json", "hf-hub:", "backbone.safetensors", "pixels")
@@ -284,7 +285,7 @@ def test_a_pair_policy_has_options_of_its_own(folder: Path, tmp_path: Path) -> N
     command(f"{PRETRAIN} --data {folder} {options} --out {run}")
     saved = json.loads((run / "config.json").read_text())
     assert saved["confident"] == {"share": 0.5, "share_end": None, "start": 1, "partners": 1, "decay": 0.8}
-    command(f"pretrain --resume {run} --epochs 4 --no-curves")
+    command(f"pretrain --resume {run} --epochs 4 --no-curves --no-compare")
     last = load_run(run).metrics[-1]
     assert last["epoch"] == 3
     assert last["bootstrap_ratio"] > 0

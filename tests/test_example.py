@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = (
     "--data synthetic:64 --epochs 3 --batch-size 16 --neighbors.window 1 --neighbors.k 3 --device cpu "
-    "--save.log-every 1 --no-curves"
+    "--save.log-every 1 --no-curves --no-compare"
 )
 
 
@@ -64,7 +64,7 @@ def test_a_method_of_ones_own_is_one_file(tmp_path: Path) -> None:
     assert saved["byol"] == {"hidden_dim": 512, "out_dim": 128, "momentum": 0.9}
     losses = [line["loss"] for line in metrics(run) if "loss" in line]
     assert losses[-1] < losses[0]
-    command(f"pretrain --resume {run} --plugin={plugin} --epochs 4 --no-curves")
+    command(f"pretrain --resume {run} --plugin={plugin} --epochs 4 --no-curves --no-compare")
     assert metrics(run)[-1]["epoch"] == 3
     assert adasim.load_backbone(run).dim == 128
 
@@ -116,7 +116,7 @@ def test_data_of_ones_own_are_one_file(
     assert f"49 images in 2 classes (class0, class1) from tar:{archive}." in said
     assert f"{archive}:class0/page.png" in (run / "unreadable.csv").read_text()
     assert "knn_top1" in metrics(run)[-1]
-    resume = f"pretrain --resume {run} --plugin {plugin} --epochs 4 --no-curves"
+    resume = f"pretrain --resume {run} --plugin {plugin} --epochs 4 --no-curves --no-compare"
     command(resume)
     assert "the contents of 49 of 49 images agree" in capsys.readouterr().out
     content = archive.read_bytes()

@@ -273,19 +273,15 @@ def test_little_data_from_scratch_is_warned_of() -> None:
     assert warning(config, 3000) is None
 
 
-def test_weights_of_another_model_are_refused_before_anything_is_timed(
-    weights: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_images_are_looked_at_before_weights_and_weights_before_anything_is_timed(
+    weights: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(photos, "time_steps", None)
     with pytest.raises(UserError, match="does not fit resnet18"):
         photos.propose(str(folder), init=f"resnet18:{weights.partition(':')[2]}", say=lambda text: None)
-
-
-def test_images_are_looked_at_before_weights_are_looked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     monkeypatch.setattr(photos, "find_weights", None)
-    with pytest.raises(UserError):
-        photos.propose(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty"):
+        photos.propose(str(tmp_path / "empty"))
     with pytest.raises(UserError, match="hours"):
-        photos.propose(str(tmp_path), hours=0)
+        photos.propose(str(folder), hours=0)

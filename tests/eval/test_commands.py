@@ -219,9 +219,13 @@ def test_segmentation_reads_pascal_voc_and_augments(make_run: MakeRun, tmp_path:
     assert mask.unique().tolist() == [0, 20]
 
 
-def test_a_mask_that_is_too_large_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    masked(tmp_path / "data", 2)
-    images = open_masked(str(tmp_path / "data"), size=16, split="train")
+def test_masks_stand_in_folders_by_split_and_one_that_is_too_large_is_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked(tmp_path / "train", 2)
+    masked(tmp_path / "val", 3)
+    images, test = (open_masked(str(tmp_path), size=16, split=split) for split in ("train", "test"))
+    assert (len(images), len(test)) == (2, 3)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)  # PIL refuses twice as many
     with pytest.raises(Unreadable, match="DecompressionBombError"):
         images.mask(0)

@@ -418,8 +418,11 @@ def test_a_browser_that_forbids_storage_is_told_of_at_once_and_legibly(
 
 
 def test_verdicts_that_were_saved_are_loaded_as_they_were(tab: Tab, tmp_path: Path) -> None:
+    names = tab.explored.found.collection.names
     for name in HOSTILE_NAMES:
-        tab.open(f"#/neighbours?image={tab.explored.found.collection.names.index(name)}")
+        tab.open(f"#/neighbours?image={names.index(name)}")
+        shown = tab.page.evaluate("[...document.querySelectorAll('main bdi')].map(e => e.textContent)")
+        assert name in shown
         tab.press("2")
     assert {row["file"] for row in tab.rows()} == HOSTILE_NAMES
     for view in ("duplicates", "wrong-labels", "surprising", "lonely"):  # several lists have the same image
@@ -475,13 +478,9 @@ def test_an_exported_list_is_pythons_list_to_the_byte(tab: Tab, name: str) -> No
 
 def test_hostile_file_names_stay_text(tab: Tab) -> None:
     names = tab.explored.found.collection.names
+    assert {"train/blue/\\u202egnp.exe.png", "train/blue/bytes-\\xff.png"} <= set(names)  # spelled out
     for name in HOSTILE_NAMES:
-        tab.open(f"#/neighbours?image={names.index(name)}")
-        shown = tab.page.evaluate("[...document.querySelectorAll('main bdi')].map(e => e.textContent)")
-        assert name in shown
         tab.open(f"#/wrong-labels?q={names.index(name)}")
-    assert "train/blue/\\u202egnp.exe.png" in HOSTILE_NAMES  # the direction of writing is spelled out
-    assert "train/blue/bytes-\\xff.png" in names
     assert tab.page.locator("img, iframe, object").count() == 0
     tab.open("#/duplicates")
     assert "</script>alert(1)" in tab.page.inner_text("article >> nth=0")

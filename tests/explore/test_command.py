@@ -126,25 +126,19 @@ def test_a_row_of_wrong_labels_tells_its_own_numbers(small: Explored) -> None:
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     mass = found.findings.mass
     assert mass is not None
-    assert rows
     assert [int(row["id"]) for row in rows] == found.findings.suspects.tolist()
     for row in rows:
         i = int(row["id"])
         assert row["suggested"] == found.collection.classes[int(mass.suggested[i])] != row["label"]
         told = [float(row[name]) for name in ("own_mass", "suggested_mass", "foreign_mass")]
-        assert told == pytest.approx(
-            [float(mass.own[i]), float(mass.other[i]), 1 - float(mass.own[i])], abs=1e-4
-        )
+        assert told == pytest.approx([*map(float, (mass.own[i], mass.other[i], 1 - mass.own[i]))], abs=1e-4)
+    assert rows
 
 
 def test_classes_of_two_splits_are_matched_by_name() -> None:
     pixels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
-    found = collect(
-        [
-            ArrayImages("a", pixels, torch.tensor([0, 1]), ["cat", "dog"]),
-            ArrayImages("b", pixels, torch.tensor([0, 1]), ["dog", "emu"]),
-        ]
-    )
+    sets = {"a": ["cat", "dog"], "b": ["dog", "emu"]}
+    found = collect([ArrayImages(name, pixels, torch.tensor([0, 1]), sets[name]) for name in sets])
     assert found.classes == ["cat", "dog", "emu"]
     assert found.labels is not None
     assert found.labels.tolist() == [0, 1, 1, 2]
@@ -429,19 +423,19 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_old_page(
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [1, 2, 5])
 def test_killed_among_its_sheets_a_page_is_as_it_was_and_the_next_one_is_whole(
-    small: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
+    small: Explored, tmp_path: Path, write: int
 ) -> None:
     page = tmp_path / "page.html"
     page.write_text("the page before")
-    calls = itertools.count(1)
+    sync, calls = os.fsync, itertools.count(1)
+
+    def killed_at_this_one(handle: int) -> None:
+        if next(calls) == write:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sync(handle)
 
     def killed() -> None:
-        sync = os.fsync
-        monkeypatch.setattr(
-            os,
-            "fsync",
-            lambda handle: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == write else sync(handle),
-        )
+        os.fsync = killed_at_this_one
         write_page(page, small.found, inline_bytes=1000)
 
     code, said = forked(killed)

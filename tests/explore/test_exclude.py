@@ -116,7 +116,7 @@ def test_a_run_never_sees_a_rejected_image_and_resumes_with_the_same_ones(
     assert "46 images" in capsys.readouterr().out
     assert len(load_run(run).images()) == 46
     assert json.loads((run / "config.json").read_text())["data"]["exclude"] == str(given)
-    command(f"pretrain --resume {run} --epochs 3 --no-curves")
+    command(f"pretrain --resume {run} --epochs 3 --no-curves --no-compare")
     memory = load_run(run).memory
     assert memory is not None
     assert memory.num_images == 46
