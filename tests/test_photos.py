@@ -65,9 +65,9 @@ def started(monkeypatch: pytest.MonkeyPatch, known_speed: None) -> list[Config]:
 def test_a_laptop_gets_a_run_that_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photos, "time_steps", partial(time_steps, seconds=0.2))  # instead of four
     said: list[str] = []
-    proposal = photos.propose(str(folder), hours=0.01, device="cpu", say=said.append)
+    proposal = photos.propose(str(folder), hours=0.1, device="cpu", say=said.append)
     config = proposal.config
-    assert proposal.seconds <= 36
+    assert proposal.seconds <= 360
     assert config.batch_size == 4
     assert 4 <= config.epochs <= 400
     assert config.neighbors.window <= config.epochs / 4
