@@ -429,10 +429,10 @@ def test_killed_among_its_sheets_a_page_is_as_it_was_and_the_next_one_is_whole(
     page.write_text("the page before")
     sync, calls = os.fsync, itertools.count(1)
 
-    def killed_at_this_one(handle: int) -> None:
+    def killed_at_this_one(fd: Any) -> None:
         if next(calls) == write:
             os.kill(os.getpid(), signal.SIGKILL)
-        sync(handle)
+        sync(fd)
 
     def killed() -> None:
         os.fsync = killed_at_this_one
