@@ -13,6 +13,7 @@ METHOD_NAMES = {
     "simsiam": "SimSiam",
     "dino": "DINO, two crops",
     "dino-vit": "DINO, small ViT",
+    "dino-65536": "DINO, 65,536 prototypes",
     "dino-uncentred": "DINO without centring",
     "nnclr": "NNCLR (queue)",
     "infonce": "InfoNCE",
