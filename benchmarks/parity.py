@@ -14,7 +14,7 @@ The released code has no SimSiam, no +NN, no oracle and no evaluation. What docs
 the linear probe is from an earlier comparison with the code of SimSiam and of DINO, which is not repeated here.
 
 It has not been run on a whole checkout yet: where it was written the repository could not be cloned. There it was
-tried on the functions that it calls, copied by hand from the text of the released code, and DINO's ViT.
+tried on the functions that it calls, typed from the text of the released code, with a shortened ViT of DINO.
 """
 
 from __future__ import annotations

@@ -37,9 +37,8 @@ from adasim.util.fields import at_least, between
 
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""
-_ENCODED = (
-    64  # images encoded at a time: the same ones, and so the same bits, where each rank's part is a multiple
-)
+_ENCODED = 64
+"""Images encoded at a time: the same ones, and so the same bits, where each rank's part is a multiple."""
 _SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 makes too few steps
 
 

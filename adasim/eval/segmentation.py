@@ -128,9 +128,8 @@ def linear_segmentation(
         for features, masks in epoch_batches(epoch):
             features, masks = _checked(features, masks, dim, num_classes, ignore, device)
             optimizer.zero_grad()
-            if model.backward(
-                features, masks, ignore, ranks
-            ):  # a batch of ignored pixels alone makes no step
+            # A batch of ignored pixels alone makes no step.
+            if model.backward(features, masks, ignore, ranks):
                 optimizer.step()
         confusion = Confusion(num_classes, ignore, left_out)
         for features, masks in test_batches():

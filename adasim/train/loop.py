@@ -138,9 +138,8 @@ class Training:
                 step = forward(state, self.ddp, batch.views, self.neighbours(batch))  # forward and loss
             loss, changed, save_due = self.agree(step.loss, batch, stop)
             observing = None
-            if (
-                memory is not None and not current
-            ):  # observe: the features travel during the backward pass, ...
+            if memory is not None and not current:
+                # observe: the features travel during the backward pass, ...
                 observing = memory.observe_async(batch.ids, step.observed(self.config.neighbors.view))
             learn(state, step.loss, self.config, self.steps_per_epoch)  # step
             if observing is not None:
