@@ -100,10 +100,11 @@ class Method(nn.Module, ABC):
                 f"neighbors.timing=current observes an image before its view 2 is drawn, so neighbors.view="
                 f"{config.neighbors.view} is not known. Use --neighbors.timing previous, or --neighbors.view first."
             )
-        if getattr(config.pair_settings, "space", "image") == "latent" and cls.project is Method.project:
+        latent = PAIRS[config.pairs].latent or getattr(config.pair_settings, "space", "image") == "latent"
+        if latent and cls.project is Method.project:
             raise UserError(
-                f"nearest.space=latent needs a method whose targets follow from a cached feature (project); "
-                f"{config.method} has none. Use --nearest.space image."
+                f"pairs={config.pairs} in latent space needs a method whose targets follow from a cached feature "
+                f"(project); {config.method} has none. Use --nearest.space image, or another --method."
             )
         if config.views.local_crops and not cls.takes_local_views:
             raise UserError(

@@ -9,6 +9,7 @@ import torch
 from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, ViewsConfig
 from adasim.methods import EncodedView, Method, Nnclr, SimSiam, SimSiamSettings, build_method
 from adasim.recipes import simsiam_resnet50
+from adasim.registry import PAIRS
 from adasim.settings import NearestSettings
 from adasim.train.state import build_optimizer
 from adasim.train.step import set_schedules
@@ -53,11 +54,14 @@ def test_a_cached_neighbours_projection_is_the_target_of_both_views():
     assert method.encoder.net.layer4[0].conv1.weight.grad.abs().sum() > 0
 
 
-def test_a_method_without_targets_of_features_has_no_latent_neighbours():
+def test_a_method_without_targets_of_features_has_no_latent_neighbours(monkeypatch):
     config = Config(method="nnclr", pairs="nearest", pair_settings=NearestSettings(space="latent"))
     with pytest.raises(UserError, match=r"--nearest\.space image"):
         Nnclr.check(config)
     Nnclr.check(replace(config, pair_settings=None))
+    monkeypatch.setattr(PAIRS["adasim"], "latent", True)  # as a policy of one's own may say
+    with pytest.raises(UserError, match="pairs=adasim in latent space"):
+        Nnclr.check(Config(method="nnclr", pairs="adasim"))
 
 
 def test_gradient_reaches_the_encoder_through_the_predictor():
