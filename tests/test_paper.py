@@ -3,15 +3,19 @@
 import importlib
 import json
 import runpy
+import shlex
+import subprocess
+from contextlib import redirect_stdout
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
 import torch
-from helpers import refusal
+from helpers import json_lines, refusal
 from PIL import Image
 
+from adasim.cli.main import main as adasim_command
 from adasim.util.collapse import CollapseWatch
 
 ROOT = Path(__file__).parents[1]
@@ -169,25 +173,150 @@ def test_a_folder_of_runs_keeps_to_its_images(paper: Any, tmp_path: Path) -> Non
 def test_commands_at_the_papers_scale_are_understood(
     paper: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    imagenet = paper("imagenet")
+    cluster = paper("cluster")
+    place = cluster.Cluster(tmp_path / "nowhere", tmp_path / "runs", tmp_path)
     own = paper("tables").Cell("dino-vit", "confident:share=0.3,share_end=0.4", 0)
-    for cell in {own, *(cell for cells in imagenet.TABLES.values() for cell in cells)}:
-        train, *measures = imagenet.commands(cell, tmp_path / "nowhere", tmp_path / "run", launch="")
-        assert f"No such folder: {tmp_path}/nowhere" in refusal(train, capsys)
-        again = imagenet.commands(cell, tmp_path / "nowhere", tmp_path / "run", launch="", anew=True)[0]
-        assert "--overwrite" in again
-    for measure in measures:  # the same of every cell
+    trained = {c for item in cluster.PAPER.values() for c in item.cells if c.method in cluster.TRAININGS}
+    for cell in sorted({own, *trained}):
+        (train,) = cluster.commands(cell, "", place)
+        assert f"No such folder: {tmp_path}/nowhere" in refusal(train[train.index("adasim") + 1 :], capsys)
+        assert "--overwrite" in cluster.commands(cell, "", place, anew=True)[0]
+    for measure in cluster.commands(own, " ".join(cluster.MEASURES), place)[1:]:
         assert str(tmp_path) in refusal(measure[measure.index("eval") :], capsys)
+
+
+def test_a_dry_run_is_a_script_of_every_command_that_fits_a_terminal(
+    paper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry_run, cluster = paper("dry_run"), paper("cluster")
+    for counted in ("_step", "_forward"):
+        monkeypatch.setattr(dry_run, counted, lambda *_: 10**10)
+    monkeypatch.chdir(tmp_path)
+    asked = "all --recipes paper --dry-run --gpus 4 --gpu H100"
+    monkeypatch.setattr("sys.argv", ["paper", *asked.split()])
+    paper("__main__").main()
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    joined = text.replace(" \\\n   ", "")
+    place = cluster.Cluster(Path("data"), Path("runs/paper/cluster"), Path(), "torchrun --nproc-per-node 4")
+    for item in cluster.PAPER.values():
+        assert item.title.split(".")[0] in text
+        for cell in item.cells:
+            for command in cluster.commands(cell, item.measures, place):
+                assert joined.count(shlex.join(command) + "\n") == 1, command
+    assert all(f"data/{name}" in joined for name in dry_run.DATA)
+
+
+@pytest.mark.slow
+def test_the_papers_own_step_takes_as_long_as_is_estimated(paper: Any) -> None:
+    dry_run, published = paper("dry_run"), paper("published")
+    for batch, (seconds, _) in published.RUNTIME.items():
+        hours = dry_run._hours(batch * dry_run._step("dino-vit-s16"), "fp16", "MI250X")
+        assert 3600 * hours == pytest.approx(seconds, rel=0.1)
+
+
+CHAINS = {
+    "oracle": "dino-vit/oracle:p=0.5/0",
+    "main": "simsiam/standard/0 dino/nearest/0 dino-vit/adasim/0 dino-vit-b/nearest:space=latent/0",
+    "fewshot": "simsiam/standard/0 supervised/resnet50.tv_in1k/0",
+    "ablation": "dino-vit/adasim:tau=0.4/0",
+    "runtime": "",
+    "segmentation": "dino-vit/adasim/0 dino-vit-coco/adasim:window=50,k=3/0",
+    "hood": "dino-vit/adasim:window=50,k=10/0",
+    "gallery": "dino-vit/adasim:window=50,k=10/0",
+    "schedule": "dino-vit-b/standard/0",
+    "policies": "dino-vit/confident/0",
+}
+SMALLER = {
+    "pretrain": "--epochs 3 --batch-size 16 --views.size 16 --neighbors.window 1 --save.encoder-every 1 "
+    "--precision fp32 --device cpu --data.workers 0 --no-curves --no-compare",
+    "simsiam": "--model.name resnet_tiny --simsiam.proj-dim 16 --simsiam.pred-dim 8",
+    "resnet50": "--model.name resnet_tiny --dino.out-dim 16 --dino.hidden-dim 16 --dino.bottleneck-dim 8",
+    "vit": "--model.name vit_mini --dino.out-dim 16 --dino.hidden-dim 16 --dino.bottleneck-dim 8",
+    "knn": "--k 5 --workers 0",
+    "linear": "--quick --epochs 1 --workers 0",
+    "fewshot": "--ways 2 --shots 2 --queries 2 --episodes 5 --workers 0",
+    "segmentation": "--quick --epochs 1 --workers 0",
+    "runtime": "--recipe desk-resnet --images 64 --batch 8 --steps 2 --device cpu",
+}
+
+
+@pytest.mark.slow
+def test_every_table_and_figure_of_the_paper_comes_to_its_end(
+    paper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, cell_of = paper("cluster"), paper("tables").Cell.read
+    folder = toy_data(paper, tmp_path / "data")
+    place = cluster.Cluster(folder, tmp_path / "runs", tmp_path / "results", "torchrun --nproc-per-node 8")
+
+    def smaller(command: list[str], log: Path) -> None:
+        """The command in this process, with a small model and few epochs."""
+        words = command[command.index("-m") + 1 :]
+        if words[0] != "adasim":
+            monkeypatch.setattr("sys.argv", [*words, *SMALLER["runtime"].split()])
+            return paper("runtime").main()
+        words = [
+            word.replace("resnet50.tv_in1k", "resnet10t") if word == "resnet50.tv_in1k" else word
+            for word in words
+        ]
+        kinds = [words[1]] if words[1] == "pretrain" else [words[2]]
+        if words[1] == "pretrain":
+            kinds += [next(kind for kind in ("simsiam", "resnet50", "vit") if kind in words[2])]
+        untrained = ["--random-weights", "--size", "32"] if "resnet10t" in words else []
+        with open(log, "a") as file, redirect_stdout(file):
+            adasim_command(
+                [*words[1:], *" ".join(SMALLER.get(kind, "") for kind in kinds).split(), *untrained]
+            )
+
+    for name, chosen in CHAINS.items():
+        assert cluster.run(name, place, [*map(cell_of, chosen.split())], execute=smaller) == []
+        if chosen:
+            lines = json_lines(place.results / f"{name}.jsonl")
+            assert [f"{line['method']}/{line['arm']}/{line['seed']}" for line in lines] == chosen.split()
+    assert CHAINS.keys() == cluster.PAPER.keys()
+    figures = {
+        name: json_lines(place.results / f"{name}.jsonl")[-1]["figures"] for name in CHAINS if CHAINS[name]
+    }
+    assert {name.split()[0] for name in figures["main"]} == {"knn", "linear"}
+    assert len(figures["fewshot"]) >= 8
+    assert len(figures["segmentation"]) == 3
+    assert len(json_lines(place.results / "schedule.jsonl")[0]["snapshots"]) == 3
+    drawn = {path.stem for path in (place.results / "figures").glob("*.png")}
+    assert drawn == {"hood", "schedule", "random", "intriguing", "other-class"}
+    assert len(json_lines(place.results / "runtime.jsonl")) == 1
+
+
+def toy_data(paper: Any, folder: Path) -> Path:
+    """All data sets of the paper, with 64 images for pretraining."""
+    torch.manual_seed(0)
+    save, sets = paper("prepare").save, paper("dry_run").DATA
+
+    def images(count: int) -> list[tuple[Image.Image, int]]:
+        return [(Image.fromarray(x.numpy()), i % 2) for i, x in enumerate(shades(count))]
+
+    save(images(64), ["a", "b"], folder / "imagenet" / "train")
+    save(images(16), ["a", "b"], folder / "imagenet" / "val")
+    save([(x, 0) for x, _ in images(32)], ["train2017"], folder / "coco")
+    for name in sets:
+        if name in paper("prepare").CLASSES:
+            save(images(12), ["a", "b"], folder / name)
+        elif name in paper("prepare").MASKS:
+            for split in ("train", "val"):
+                save([(x, 0) for x, _ in images(8)], ["images"], folder / name / split)
+                masks = [(Image.fromarray((x[..., 0] // 128).numpy()), 0) for x in shades(8)]
+                save(masks, ["masks"], folder / name / split)
+    return folder
 
 
 def test_what_a_command_prints_is_kept_and_searched_for_a_collapse(paper: Any, tmp_path: Path) -> None:
     watch = CollapseWatch()
     *_, said = (watch.update(torch.eye(20) + 10) for _ in range(5))
     assert said
-    paper("imagenet").shown_and_kept(["echo", "\n".join(["epoch 1", *said])], tmp_path / "log")
+    paper("cluster").shown_and_kept(["echo", "\n".join(["epoch 1", *said])], tmp_path / "log")
     assert paper("cell").collapse_of(tmp_path / "log") == said
     with pytest.raises(CalledProcessError):
-        paper("imagenet").shown_and_kept(["false"], tmp_path / "log")
+        paper("cluster").shown_and_kept(["false"], tmp_path / "log")
 
 
 @pytest.mark.slow
