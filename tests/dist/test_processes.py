@@ -21,11 +21,11 @@ from torch.distributed.distributed_c10d import _set_pg_timeout as set_pg_timeout
 from torch.nn.functional import relu
 
 from adasim.config import Config, ModelConfig
-from adasim.util.errors import UserError
-from adasim.methods import DinoSettings, Method, NnclrSettings, SimSiamSettings, build_method
 from adasim.dist import processes
-from adasim.dist.processes import ALONE, Distributed, Place, Runner, meet
 from adasim.dist.layers import SyncedBatchNorm
+from adasim.dist.processes import ALONE, Distributed, Place, Runner, meet
+from adasim.methods import DinoSettings, Method, NnclrSettings, SimSiamSettings, build_method
+from adasim.util.errors import UserError
 
 pytestmark = pytest.mark.slow
 
