@@ -209,7 +209,7 @@ def test_a_dry_run_is_a_script_of_every_command_that_fits_a_terminal(
 
 
 @pytest.mark.slow
-def test_the_papers_own_step_takes_as_long_as_is_estimated(paper: Any) -> None:
+def test_the_estimate_is_set_to_the_papers_own_step(paper: Any) -> None:
     dry_run, published = paper("dry_run"), paper("published")
     for batch, (seconds, _) in published.RUNTIME.items():
         hours = dry_run._hours(batch * dry_run._step("dino-vit-s16"), "fp16", "MI250X")

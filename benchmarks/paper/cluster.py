@@ -1,7 +1,7 @@
 """Every table and figure of the paper with its own recipes: which runs it takes, and how they are measured.
 
 `PAPER` describes them, `commands` turns a run into command lines. A dry run prints these (dry_run.py), `run` starts
-them. Nobody here could run this to its end: a test does so with 64 small images.
+them. Nobody here could run this to its end: a test does so with some of the runs and 64 small images.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ PAPER: dict[str, Item] = {
         "voc coco-things coco-stuff",
     ),
     "hood": Item(
-        "Figure: under the hood. Pairs joined and partners' classes over training, for each tau",
+        "Figure: joined pairs and partners' classes over training, for each tau",
         cells("dino-vit", f"{HOOD},tau=0.05 {HOOD},tau=0.1 {HOOD} {HOOD},tau=0.4"),
         "",
         "hood",
     ),
     "gallery": Item(
-        "Figures: images and their support; where the best match is another image, or of another class",
+        "Figures: images and their support, also where another image is nearest",
         cells("dino-vit", HOOD),
         "",
         "random intriguing other-class",

@@ -33,7 +33,7 @@ GPUS = {
 }
 """The makers' TFLOP/s in fp16 and in fp32; of an MI250X, of one of its two devices."""
 SHARES = (0.2, 0.5)
-"""How much of that a step reaches. The paper's step of ViT-S/16 (128 images in 0.256 s, fp16) reaches a fifth."""
+"""How much of that a step reaches: fp16 is set by the paper's own step (0.256 s for 128 images), fp32 is a guess."""
 PREPARE = "python -m benchmarks.paper.prepare {name} downloads/{name} {data}/{name}"
 DATA: dict[str, tuple[str, str]] = {
     "imagenet": (
@@ -78,12 +78,12 @@ def show(names: list[str], cluster: Cluster, gpu: str) -> None:
         print(f"\n# {'-' * (WIDTH - 2)}")
         print(*wrapped_comment(f"{PAPER[name].title} [{name}]"), sep="\n")
         again = f"; {repeated} commands of tables above serve here, too" if repeated else ""
-        print(*wrapped_comment(f"About {hours:,.0f} hours of one {gpu}{again}"), sep="\n")
+        print(*wrapped_comment(f"About {rounded(hours)} hours of one {gpu}{again}"), sep="\n")
         print(*lines, sep="\n")
     if len(names) > 1:
         print(f"\n# {'-' * (WIDTH - 2)}")
         for name, title, hours in summary:
-            print(f"# {hours:9,.0f} h  {name:14}{title[: WIDTH - 29]}")
+            print(f"# {rounded(hours):>9} h  {name:14}{title[: WIDTH - 29]}")
         print(f"# {total:9,.0f} h  in all, of one {gpu}")
 
 
@@ -114,11 +114,17 @@ def script(name: str, cluster: Cluster, gpu: str, shown: set[str]) -> tuple[list
         if fresh:
             spent = sum(time for _, time in fresh)
             hours += spent
-            lines += ["", *wrapped_comment(f"{title_of(cell)}: {spent:,.0f} h")]
+            lines += ["", *wrapped_comment(f"{title_of(cell)}: {rounded(spent)} h")]
             lines += [line for command, _ in fresh for line in wrapped(command)]
     lines += ["", "# All together" if item.cells else "# Minutes"]
+    if item.afterwards not in ("table", "runtime"):
+        lines.append(f"mkdir -p {cluster.results / 'figures'}")
     lines += [line for command in afterwards(item, cluster) for line in wrapped(command)]
     return lines, hours, repeated
+
+
+def rounded(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 1 else "<1"
 
 
 def title_of(cell: Cell) -> str:
