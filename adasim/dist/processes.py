@@ -37,7 +37,7 @@ from adasim.dist.layers import Part, share_drop_path, synchronize
 T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=10)  # long enough for a slow save, short enough not to hang for hours
 _ASK_SECONDS = 20.0
-_FIRST = timedelta(seconds=5)  # for the first process to fail by the same error
+_FIRST_SECONDS = 5.0  # for the first process to fail by the same error
 
 
 class LostContactError(UserError):
@@ -157,10 +157,14 @@ class Distributed:
             return False
         try:
             self.store.set(f"error of {self.rank}", str(error))
-            self.store.wait(["error of 0"], _FIRST)
-            return self.store.get("error of 0").decode() == str(error)
-        except (dist.DistError, RuntimeError):  # it is well, or gone
-            return False
+            deadline = time.monotonic() + _FIRST_SECONDS
+            while time.monotonic() < deadline:  # `Store.wait` would print a warning in the end
+                if self.store.check(["error of 0"]):
+                    return self.store.get("error of 0").decode() == str(error)
+                time.sleep(0.05)
+        except (dist.DistError, RuntimeError):  # it is gone
+            pass
+        return False
 
     def _tell(self, error: UserError) -> None:
         if not self.is_main:  # whose errors the command line shows
