@@ -28,11 +28,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from adasim.util import terminal
-from adasim.util.errors import UserError
 from adasim.dist.collectives import Exchange
 from adasim.dist.devices import claim_device, pick_device
 from adasim.dist.layers import Part, share_drop_path, synchronize
+from adasim.util import terminal
+from adasim.util.errors import UserError
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=10)  # long enough for a slow save, short enough not to hang for hours
@@ -120,7 +120,9 @@ class Distributed:
             raise problem from error
         store = meet(store, rank, world, timeout)
         with ExitStack() as stack:
-            ranks = stack.enter_context(cls(rank, world, where, started=True, store=store))  # which tells of errors
+            ranks = stack.enter_context(
+                cls(rank, world, where, started=True, store=store)
+            )  # which tells of errors
             claim_device(store, where)
             backend = dist.get_default_backend_for_device(where)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
@@ -143,8 +145,8 @@ class Distributed:
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             lost = LostContactError(
                 f"Process {self.rank} of {self.world} lost touch with another one, which was probably killed; "
-                f"that one's last words, if any, say why. Give the command again; a pretraining resumes from its newest "
-                f"checkpoint, which is good."
+                f"that one's last words, if any, say why. Give the command again; a pretraining resumes from its "
+                f"newest checkpoint, which is good."
             )
             self._tell(lost)
             raise lost from error

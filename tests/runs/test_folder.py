@@ -324,7 +324,8 @@ def test_the_same_run_is_accepted_also_with_other_ways_to_run_it() -> None:
     [
         ("method", "simsiam"), ("pairs", "nearest"), ("epochs", 99), ("batch_size", 8), ("seed", 1),
         ("precision", "bf16"), ("neighbors.window", 11), ("neighbors.k", 4), ("neighbors.tau", 0.1),
-        ("model.name", "vit_tiny"), ("views.scale", [0.2, 1.0]), ("optim.lr", 1e-3), ("dino.out_dim", 128),
+        ("neighbors.timing", "current"), ("model.name", "vit_tiny"), ("views.scale", [0.2, 1.0]),
+        ("optim.lr", 1e-3), ("dino.out_dim", 128),
     ],
 )  # fmt: skip
 def test_a_setting_that_shapes_the_result_may_not_change(field: str, value: Any) -> None:
