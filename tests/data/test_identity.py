@@ -153,7 +153,7 @@ def test_other_labels_alone_are_refused(tmp_path: Path) -> None:
         check(saved, tmp_path / "d.npz")
 
 
-@pytest.mark.parametrize("damage", [{"sample": None}, {"times": [1]}, {"listing": 3}, {"labels": None}])
+@pytest.mark.parametrize("damage", [{"sample": None}, {"times": [1]}, {"listing": 3}, {"labels": 3}])
 def test_a_damaged_record_is_a_sentence(tmp_path: Path, damage: dict[str, Any]) -> None:
     root = photos(tmp_path / "photos")
     saved = kept(root)
