@@ -44,8 +44,7 @@ CURVES = {
 
 
 def prepare(data: Path, runs: Path, per_class: int = IMAGES_PER_CLASS) -> Path:
-    """The first images of each class as files of arrays, made once: `bench.npz` (training and test images), beside
-    it `train.npz`, of which a fifth is held out wherever something is selected."""
+    """The first training images of each class, and all test images, as one file of arrays, made once."""
     folder = runs if per_class == IMAGES_PER_CLASS else runs / f"{per_class}-per-class"
     bench, source = folder / "bench.npz", folder / "bench.source"
     if bench.exists() and source.exists() and source.read_text() != data.name:
@@ -66,11 +65,7 @@ def prepare(data: Path, runs: Path, per_class: int = IMAGES_PER_CLASS) -> Path:
             arrays[f"y_{split}"] = images.labels[places].numpy()
         folder.mkdir(parents=True, exist_ok=True)
         source.write_text(data.name)
-        for name, content in (
-            ("train.npz", {"images": arrays["x_train"], "labels": arrays["y_train"]}),
-            ("bench.npz", arrays),  # last: it says that both are whole
-        ):
-            save_arrays(folder / name, **content)
+        save_arrays(bench, **arrays)
     return bench
 
 
