@@ -175,9 +175,8 @@ class NeighborsConfig:
     cache: Literal["auto", "float32", "float16"] = "auto"
     """Type of the feature cache; `auto` is float16 on an accelerator and float32 on a CPU."""
     watch: bool = False
-    """Keep the memory beside pairs that do not need it (standard, oracle), and lists beside confident pairs, to log
-    the same neighbour metrics as a run with AdaSim pairs. It changes nothing that is learnt, and costs the memory's
-    room and time."""
+    """Keep the memory beside pairs that do not need it (standard, oracle), to log the same neighbour metrics as a run
+    with AdaSim pairs. It changes nothing that is learnt, and costs the memory's room and time."""
     oracle_p: float = 0.5
     """Pairs `oracle` only: probability of a standard pair at the last epoch (falls linearly from 1)."""
 
@@ -281,8 +280,7 @@ class Config:
     """Which method: `dino`, `simsiam`, `nnclr`, or one from a plug-in."""
     pairs: str = "adasim"
     """Who is whose partner: itself (`standard`), always the best other image (`nearest`: +NN), a draw from p_win
-    (`adasim`), another image where the two are most alike (`confident`, ours), one of the same class (`oracle`), or
-    as a plug-in has it."""
+    (`adasim`), one of the same class (`oracle`), or as a plug-in has it."""
     epochs: int = 100
     """Passes over the data."""
     batch_size: int = 256
@@ -310,7 +308,7 @@ class Config:
     name (`--dino.out-dim`)."""
     pair_settings: Annotated[Any, tyro.conf.Suppress] = None
     """The pair policy's own settings, if it has a class `Settings`: likewise under the policy's name
-    (`--confident.share`)."""
+    (`--nearest.space`)."""
     neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
@@ -383,8 +381,7 @@ class Config:
             )
         METHODS[self.method].check(self)
         policy.check(self)
-        keeps_lists = (policy.draws_from_memory and policy.reads_lists) or self.neighbors.watch
-        if keeps_lists and self.neighbors.k > num_images:
+        if (policy.draws_from_memory or self.neighbors.watch) and self.neighbors.k > num_images:
             raise UserError(
                 f"neighbors.k={self.neighbors.k} is more than the {num_images} images of {self.data.source}. "
                 f"Lower --neighbors.k."

@@ -188,9 +188,8 @@ def demo() -> Config:
 
 
 def for_epochs(config: Config, epochs: int) -> Config:
-    """The configuration for another number of epochs. Where these are few, so that it can learn at all, warm-up,
-    window and the epochs before `confident` pairs take no more than a quarter of them, the teacher temperature's
-    warm-up no more than half; at least one.
+    """The configuration for another number of epochs. Where these are few, so that it can learn at all, warm-up and
+    window take no more than a quarter of them, the teacher temperature's warm-up no more than half; at least one.
     """
     quarter, half = max(1, epochs // 4), max(1, epochs // 2)
     head_epochs = config.optim.head_epochs
@@ -202,14 +201,10 @@ def for_epochs(config: Config, epochs: int) -> Config:
     settings = config.settings
     if getattr(settings, "teacher_temp_warmup_epochs", 0) > half:
         settings = replace(settings, teacher_temp_warmup_epochs=half)
-    pair_settings = config.pair_settings
-    if config.pairs == "confident" and pair_settings.start > quarter:
-        pair_settings = replace(pair_settings, start=quarter)
     return replace(
         config,
         epochs=epochs,
         settings=settings,
-        pair_settings=pair_settings,
         optim=optim,
         neighbors=replace(config.neighbors, window=min(config.neighbors.window, quarter)),
     )

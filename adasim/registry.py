@@ -24,7 +24,6 @@ from typing import Any, Generic, TypeVar
 from adasim.settings import (
     DINO_VIEWS,
     SIAMESE_VIEWS,
-    ConfidentSettings,
     DinoSettings,
     NearestSettings,
     NnclrSettings,
@@ -118,7 +117,6 @@ PAIRS: Registry[Any] = Registry(
     {
         **dict.fromkeys(("standard", "adasim", "oracle"), Outline()),
         "nearest": Outline(NearestSettings),
-        "confident": Outline(ConfidentSettings),
     },
 )
 """Classes of `adasim.neighbors.PairPolicy`."""

@@ -95,9 +95,8 @@ class Run:
 
     @property
     def keeps_neighbours(self) -> bool:
-        """Whether its memory holds lists of neighbours; without, it has none or running means alone."""
-        options = memory_options(self.config)
-        return options is not None and options["lists"]
+        """Whether it has a neighbour memory."""
+        return memory_options(self.config) is not None
 
     @property
     def data_fingerprint(self) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from adasim.util.errors import UserError
 from adasim.util.fields import at_least, between, check_fields, check_temperature, check_width
 
 DINO_VIEWS: dict[str, Any] = {  # Caron et al., 2021: two different views
@@ -112,29 +111,3 @@ class NearestSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "nearest.")
-
-
-@dataclass(kw_only=True)
-class ConfidentSettings:
-    """Which images have a partner, and by which features."""
-
-    share: float = 0.15
-    """q: share of the images that have another one as partner, when they begin to."""
-    share_end: float | None = None
-    """q at the last epoch, linear in between; by default it stays as it began."""
-    start: int = 5
-    """Epochs of standard pairs before."""
-    partners: int = 1
-    """Draw among this many nearest others, as far as they are similar enough; 1: always the nearest."""
-    decay: float = 0.8
-    """Weight of an image's mean feature so far when an epoch adds to it: 0.8 averages over about five epochs."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "confident.")
-        between("confident.share", self.share, 0, 1)
-        if self.share_end is not None:
-            between("confident.share_end", self.share_end, 0, 1)
-        at_least("confident.start", self.start, 1)  # the first epoch has no features yet
-        at_least("confident.partners", self.partners, 1)
-        if not 0 <= self.decay < 1:
-            raise UserError(f"confident.decay={self.decay} must be at least 0 and below 1.")

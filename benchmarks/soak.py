@@ -66,7 +66,7 @@ import adasim.cli.pretrain
 RECIPES = {
     "desk-resnet": [],
     "desk-vit": ["--model.patch-size", "8"],
-    "desk-resnet with nnclr": ["--method", "nnclr", "--pairs", "confident"],
+    "desk-resnet with nnclr": ["--method", "nnclr"],
 }
 SETTINGS = shlex.split(
     "--views.size 32 --epochs 6 --batch-size 32 --no-curves --no-compare --save.log-every 1"

@@ -30,7 +30,6 @@ from adasim.config import (
 )
 from adasim.data import open_images
 from adasim.methods import DinoSettings, NnclrSettings, SimSiam, SimSiamSettings
-from adasim.neighbors import ConfidentSettings
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.manifest import Checkpoint
@@ -75,8 +74,6 @@ def _config(**changes: Any) -> Config:
         config.views = replace(config.views, **SimSiam.VIEWS)
     if changes.get("method") == "nnclr":
         config.settings = NnclrSettings(proj_dim=32, pred_dim=16, queue_size=40)
-    if changes.get("pairs") == "confident":
-        config.pair_settings = ConfidentSettings(start=1, share=0.3, share_end=0.5)
     for name, value in changes.items():
         *parents, field = name.split("__")
         owner: Any = config

@@ -14,7 +14,6 @@ from helpers import command, fill, in_one_line, refusal, small_disk, snapshot
 from PIL import Image
 
 from adasim.cli.main import expand_home, main
-from adasim.cli.pretrain import configured
 from adasim.recipes import RECIPES
 from adasim.run import load_run
 
@@ -48,8 +47,7 @@ def folder(tmp_path: Path) -> Path:
         ("--batch-size 21", "batch_size=21 is more than the 20 images"),
         ("--optim.warmup-epochs 9", "optim.warmup_epochs=9"),
         ("--device abacus", "device=abacus"),
-        ("--pairs confident --confident.share 1.5", "confident.share=1.5 must be between 0 and 1"),
-        ("--pairs confident --confident.start 5", "confident.start=5 leaves none of the"),
+        ("--pairs nearest --nearest.space latin", "nearest.space"),
         ("--eval.every 1", "eval.every=1 needs labels"),
         ("--batch-size 1", "method=simsiam needs a batch_size of at least 2"),
         ("--out {tmp}/images", "not empty and not a run"),
@@ -204,7 +202,7 @@ def test_a_path_where_a_recipe_belongs_is_answered_with_the_command_for_it(
         assert f"adasim pretrain photos --data {shlex.quote(path)}\n" in message
 
 
-@pytest.mark.parametrize("pairs", ["adasim", "nearest", "confident"])
+@pytest.mark.parametrize("pairs", ["adasim", "nearest"])
 def test_one_epoch_is_a_run_of_standard_pairs_and_says_so(
     pairs: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,13 +214,6 @@ def test_one_epoch_is_a_run_of_standard_pairs_and_says_so(
     assert said.startswith("One epoch has no earlier one to draw partners from: all its pairs are standard.")
     last = load_run(run).metrics[-1]
     assert (last["epoch"], last["bootstrap_ratio"]) == (0, 0)
-
-
-def test_a_few_epochs_have_a_few_before_confident_pairs(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = configured("desk-resnet", ["--epochs", "8", "--pairs", "confident"], "test")
-    assert asked.config.pair_settings.start == 2
-    assert "--confident.start 2" in capsys.readouterr().out
-    asked.config.check(1000, has_labels=False)
 
 
 @pytest.mark.parametrize(
@@ -281,10 +272,10 @@ def test_a_resume_on_a_full_or_read_only_disk_is_refused_in_a_sentence_or_not_ne
 @pytest.mark.slow
 def test_a_pair_policy_has_options_of_its_own(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = "--pairs confident --confident.share 0.5 --confident.start=1 --device cpu"
+    options = "--pairs nearest --nearest.space latent --device cpu"
     command(f"{PRETRAIN} --data {folder} {options} --out {run}")
     saved = json.loads((run / "config.json").read_text())
-    assert saved["confident"] == {"share": 0.5, "share_end": None, "start": 1, "partners": 1, "decay": 0.8}
+    assert saved["nearest"] == {"space": "latent"}
     command(f"pretrain --resume {run} --epochs 4 --no-curves --no-compare")
     last = load_run(run).metrics[-1]
     assert last["epoch"] == 3

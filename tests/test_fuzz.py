@@ -37,7 +37,7 @@ PRETRAIN = {
     f"pretrain demo --method {method} --pairs {pairs} OPTION --data gone": with_settings(
         PretrainArguments, Config(method=method, pairs=pairs)
     )
-    for method, pairs in zip(METHODS.names(), ("adasim", "confident", "standard"), strict=False)
+    for method, pairs in zip(METHODS.names(), ("adasim", "nearest", "standard"), strict=False)
 }
 OTHERS: dict[str, Any] = {
     "pretrain photos OPTION --data gone": PhotosArguments,

@@ -103,7 +103,7 @@ def test_the_largest_that_gets_through_enough_epochs_is_proposed(
     [
         ("--seed 3", "seed", 3),  # any option changes the proposal
         ("--method dino --dino.out-dim 64", "method", "dino"),
-        ("--pairs confident --confident.start 1", "pairs", "confident"),
+        ("--pairs nearest --nearest.space latent", "pairs", "nearest"),
     ],
 )
 @pytest.mark.usefixtures("known_speed")

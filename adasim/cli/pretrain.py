@@ -161,8 +161,6 @@ def shortened(config: Config, epochs: str, say: Callable[[str], None] | None = N
         )
     if changed.neighbors.window != config.neighbors.window and changed.epochs > 1:
         words.append(f"--neighbors.window {changed.neighbors.window}")
-    if changed.pair_settings != config.pair_settings and changed.epochs > 1:
-        words.append(f"--confident.start {changed.pair_settings.start}")
     notes = []
     if words:
         notes.append(
@@ -246,7 +244,7 @@ SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or synthetic
 COMMON = {
     "data SOURCE": SOURCES,
     "out RUN": "the run folder to make",
-    "pairs": "standard, nearest, adasim, confident ...",
+    "pairs": "standard, nearest, adasim, oracle ...",
     "plugin FILE": "methods, pairs or data of your own",
     "epochs": "passes over the data",
     "batch-size": "images per step, over all processes",

@@ -69,11 +69,6 @@ def _full_memory(run: Run, say: Say) -> NeighborMemory:
         )
     if memory is None:
         raise UserError(f"{' '.join(sentences)}{encoder}")
-    if not memory.lists:
-        raise UserError(
-            f"{run.path} keeps no lists of neighbours: its pairs are {run.config.pairs}, and --neighbors.watch was "
-            f"not given.{encoder}"
-        )
     if memory.epochs < memory.window:
         raise UserError(
             f"{run.path} has saved {memory.epochs} of the {memory.window} epochs that its window averages: until "

@@ -1,19 +1,14 @@
 """The heart of AdaSim: exact search, the neighbour memory and the pair policies. Imports torch and numpy alone."""
 
-from adasim.neighbors.means import MeanFeatures
 from adasim.neighbors.memory import NeighborMemory
-from adasim.neighbors.pairs import AdaSim, Confident, Nearest, Oracle, PairContext, PairPolicy, Standard
+from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairContext, PairPolicy, Standard
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import merge, search
 from adasim.neighbors.sharded import ShardedMemory
 from adasim.neighbors.torch_data import PairDataset, PairSampler
-from adasim.settings import ConfidentSettings
 
 __all__ = [
     "AdaSim",
-    "Confident",
-    "ConfidentSettings",
-    "MeanFeatures",
     "Nearest",
     "NeighborMemory",
     "Oracle",

@@ -27,7 +27,6 @@ from torch.nn import functional as F
 
 from adasim.dist.devices import to_device
 from adasim.neighbors.arithmetic import exact_device
-from adasim.neighbors.means import MeanFeatures
 from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
 from adasim.neighbors.window import CHUNK, Ranker, on_grid, softmax_of_sums
@@ -57,9 +56,6 @@ class NeighborMemory:
         device: of the cache; a device without fp64 (Apple's mps) leaves it on the CPU. The lists stay in main memory.
         rows: the images whose features and lists are held here, all by default; `ShardedMemory` gives each
             process its own. Neighbours are then found, and partners drawn, among and for these alone.
-        mean_decay: keep a running mean of each image's features too, with this decay per epoch (`MeanFeatures`).
-        lists: whether neighbours are looked up at all. Without, an image's list holds the image alone, k must be 1,
-            and an observation costs next to nothing: for policies that need the means alone.
 
     >>> memory = NeighborMemory(num_images=4, dim=2, window=1, k=2)
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -82,8 +78,6 @@ class NeighborMemory:
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
         rows: range | None = None,
-        mean_decay: float | None = None,
-        lists: bool = True,
     ) -> None:
         num_images, dim, window, k = map(index, (num_images, dim, window, k))
         if not 1 <= num_images < 2**31:
@@ -94,19 +88,14 @@ class NeighborMemory:
             raise ValueError(f"dim={dim} and window={window} must be at least 1")
         if not 1 <= k <= num_images:
             raise ValueError(f"k={k} must be between 1 and the number of images, {num_images}")
-        if not lists and k != 1:
-            raise ValueError(f"k={k} must be 1 in a memory without lists")
         if support not in ("topk", "union") or timing not in ("previous", "current"):
             raise ValueError(f"unknown support={support!r} or timing={timing!r}")
         self.num_images, self.dim, self.window, self.k = num_images, dim, window, k
-        self.support, self.timing, self.lists = support, timing, lists
+        self.support, self.timing = support, timing
         self.rows = rows = range(num_images) if rows is None else rows
         device = exact_device(device)
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.float16)
         self.cache = torch.zeros(len(rows), dim, dtype=dtype, device=device)
-        self.means: MeanFeatures | None = None
-        if mean_decay is not None:
-            self.means = MeanFeatures(num_images, rows, dim, mean_decay, device)
         # The lists of finished epochs: a ring over epochs, one row per image so that drawing reads memory in order.
         # -1 is an empty place. fp32: 16 bits cannot tell similarities near 1 apart.
         self.history_ids = torch.full((len(rows), window, k), -1, dtype=torch.int32)
@@ -130,8 +119,6 @@ class NeighborMemory:
     def to(self, device: torch.device | str) -> Self:
         """Move the cache to a device (the CPU, if that has no fp64); the lists stay in main memory."""
         self.cache = self.cache.to(exact_device(device))
-        if self.means is not None:
-            self.means.values = self.means.values.to(self.cache.device)
         self._quantized = None
         self._refresh_int8()
         return self
@@ -156,9 +143,7 @@ class NeighborMemory:
         return self._observe(*self._prepare(ids, features))
 
     def end_epoch(self) -> None:
-        """Let this epoch's lists join the window, and its features the means, if they are kept.
-
-        An image that was not observed adds an empty list.
+        """Let this epoch's lists join the window. An image that was not observed adds an empty list.
 
         Raises:
             RuntimeError: nothing was observed since the last call. The window would lose an epoch for nothing.
@@ -168,8 +153,6 @@ class NeighborMemory:
                 f"end_epoch() without observe(): nothing was observed since epoch {self.epochs} began. "
                 f"Call end_epoch once, after all batches of an epoch."
             )
-        if self.means is not None:
-            self.means.update(self.cache, self.current_ids[:, 0] >= 0)
         slot = self.epochs % self.window
         self.history_ids[:, slot] = self.current_ids
         self.history_similarities[:, slot] = self.current_similarities
@@ -261,8 +244,7 @@ class NeighborMemory:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors that share memory with this object."""
-        means = {} if self.means is None else {"means": self.means.values}
-        return means | {
+        return {
             "cache": self.cache,
             "current_ids": self.current_ids,
             "current_similarities": self.current_similarities,
@@ -347,10 +329,7 @@ class NeighborMemory:
 
     def _observe(self, ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Look the queries up, then keep them and their lists, of images held here."""
-        if self.lists:
-            similarities, neighbours = self._lookup(queries)
-        else:  # lists that hold the image alone
-            similarities, neighbours = torch.ones_like(queries[:, :1]), ids[:, None].to(queries.device)
+        similarities, neighbours = self._lookup(queries)
         self._write(ids, queries, similarities, neighbours)
         return similarities, neighbours
 
@@ -394,7 +373,7 @@ class NeighborMemory:
     def _refresh_int8(self) -> None:
         """Give a CPU's search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""
         few = self.cache.numel() < INT8_FROM or self.epochs == 0
-        if self.cache.device.type != "cpu" or few or not self.lists:
+        if self.cache.device.type != "cpu" or few:
             return
         if self._quantized is None:
             self._quantized = QuantizedRows(self.cache)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from adasim.neighbors.memory import NeighborMemory
 from adasim.registry import PAIRS
-from adasim.settings import ConfidentSettings, NearestSettings
+from adasim.settings import NearestSettings
 from adasim.util.errors import UserError
 from adasim.util.seeding import uniform
 
@@ -44,8 +44,6 @@ class PairPolicy(ABC):
     """A dataclass of the policy's own settings, each with a default, if it has any."""
     draws_from_memory: ClassVar[bool] = False
     """Whether the run must keep a neighbour memory for it."""
-    reads_lists: ClassVar[bool] = True
-    """Whether it needs the memory's lists of neighbours; without, nobody is looked up during an epoch."""
     needs_labels: ClassVar[bool] = False
     latent: bool = False
     """Whether a partner is met as its cached feature, the target of both views, and not as an image in view 2."""
@@ -66,11 +64,6 @@ class PairPolicy(ABC):
     def window(cls, neighbors: Any) -> int:
         """How many epochs of lists the memory keeps for it; `neighbors` is the run's `NeighborsConfig`."""
         return neighbors.window
-
-    @classmethod
-    def memory_options(cls, settings: Any) -> dict[str, Any]:
-        """What else the memory must keep for it, as keywords of `NeighborMemory`; `settings` are its own."""
-        return {}
 
     @abstractmethod
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
@@ -189,97 +182,6 @@ class Oracle(PairPolicy):
         u = uniform(self.seed, "oracle", epoch, ids, 2)
         at = self._first[ids] + (u[:, 1] * self._size[ids]).long()
         return torch.where(u[:, 0] < q, ids, self._by_class[at])
-
-
-@PAIRS.register("confident")
-@dataclass
-class Confident(PairPolicy):
-    """One of the nearest other images for those that are most similar to theirs, otherwise a standard pair.
-
-    Ours, not the paper's. Images are compared by the centred cosine of their running means (`MeanFeatures`).
-    In epoch e, the share q(e) of images that are most similar to their nearest other one have a partner: that one, or
-    one drawn among the nearest few that are at least as similar as the least similar of those pairs. All others have
-    standard pairs: partners are of the right class more often the fewer are used (docs/results.md).
-    """
-
-    Settings = ConfidentSettings
-    draws_from_memory = True
-    reads_lists = False  # once an epoch it looks all images up by their means instead
-    follows_total = ("share of confident pairs",)
-    memory: NeighborMemory
-    settings: ConfidentSettings
-    epochs: int
-    seed: int = 0
-    _drawn: tuple[int, Tensor] | None = field(default=None, init=False)  # epoch, its partners
-
-    @classmethod
-    def build(cls, context: PairContext) -> Self:
-        assert context.memory is not None
-        return cls(context.memory, context.settings or ConfidentSettings(), context.epochs, context.seed)
-
-    @classmethod
-    def check(cls, config: Any) -> None:
-        start = config.pair_settings.start
-        if start >= max(2, config.epochs):  # a single epoch has standard pairs anyway
-            raise UserError(
-                f"confident.start={start} leaves none of the {config.epochs} epochs with partners. "
-                f"Lower --confident.start or raise --epochs."
-            )
-
-    @classmethod
-    def window(cls, neighbors: Any) -> int:
-        return 1
-
-    @classmethod
-    def memory_options(cls, settings: Any) -> dict[str, Any]:
-        return {"mean_decay": settings.decay}
-
-    def share(self, epoch: int) -> float:
-        """q(e)."""
-        settings = self.settings
-        if epoch < settings.start:
-            return 0.0
-        way = (epoch - settings.start) / max(self.epochs - 1 - settings.start, 1)
-        end = settings.share if settings.share_end is None else settings.share_end
-        return settings.share + (end - settings.share) * min(way, 1.0)
-
-    def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
-        if self._drawn is None or self._drawn[0] != epoch:  # the means change between epochs alone
-            self._drawn = epoch, self._partners(epoch)
-        partners = self._drawn[1]
-        return partners.clone() if ids is None else partners[ids]
-
-    def _partners(self, epoch: int) -> Tensor:
-        means = self.memory.means
-        assert means is not None
-        share = self.share(epoch)
-        if share == 0:
-            return torch.arange(self.memory.num_images)
-        others, similarities = means.nearest_others(self.settings.partners)
-        everyone = torch.arange(len(others))
-        u = uniform(self.seed, "partner", epoch, everyone)[:, 0]
-        return confident_partners(others, similarities, share, u)
-
-
-def confident_partners(others: Tensor, similarities: Tensor, share: float, u: Tensor) -> Tensor:
-    """(N,): a partner for the `share` of images that are most similar to their nearest other one, else the image.
-
-    Of equally similar ones the smaller ids come first.
-
-    Args:
-        others: (N, P), the nearest others of each image, best first.
-        similarities: (N, P), to them.
-        share: of the images.
-        u: (N,), uniform in [0, 1): which of the others that are similar enough is drawn.
-    """
-    partners = torch.arange(len(others))
-    chosen = similarities[:, 0].argsort(descending=True, stable=True)[: round(share * len(others))]
-    chosen = chosen[similarities[chosen, 0] > -torch.inf]  # an image without a match has no partner
-    if len(chosen):
-        enough = similarities[chosen] >= similarities[chosen[-1], 0]  # (n, P); the first of each is
-        drawn = (u[chosen] * enough.sum(1)).long()
-        partners[chosen] = others[chosen, drawn]
-    return partners
 
 
 def require_all_labels(pairs: str, labels: Tensor) -> None:

@@ -44,7 +44,7 @@ class ShardedMemory(NeighborMemory):
     Args:
         num_images, dim, window, k: as for NeighborMemory.
         group: the processes to share with; by default all of them, or none if torch.distributed is not in use.
-        options: support, timing, dtype, device, mean_decay, lists, as for NeighborMemory.
+        options: support, timing, dtype, device, as for NeighborMemory.
     """
 
     def __init__(
@@ -60,8 +60,6 @@ class ShardedMemory(NeighborMemory):
         self.exchange = Exchange(group)
         rows = shard(num_images, self.exchange.rank, self.exchange.world)
         super().__init__(num_images, dim, window, k, rows=rows, **options)
-        if self.means is not None:
-            self.means.exchange = self.exchange
 
     def observe(self, ids: Ids, features: Tensor) -> tuple[Tensor, Tensor]:
         """Look up this rank's part of a batch in the whole cache, then write the batch into it."""

@@ -37,7 +37,7 @@ def settings_of(config: Config) -> dict[str, Any]:
     policy = PAIRS[config.pairs]
     if not policy.draws_from_memory and not config.neighbors.watch:
         idle |= {name for name in shaping if name.startswith("neighbors.") and name != "neighbors.oracle_p"}
-    if config.pairs in ("standard", "nearest", "oracle", "confident"):
+    if config.pairs in ("standard", "nearest", "oracle"):
         idle.add("neighbors.tau")
     if config.pairs != "oracle":
         idle.add("neighbors.oracle_p")

@@ -370,15 +370,9 @@ def lines(
         cache = config.neighbors.cache
         dtype = cache if cache != "auto" else "float32" if on_cpu else "float16"
         plan = Plan(len(images), width, 1, options["window"], options["k"], config.batch_size, dtype)
-        means = 4 * len(images) * width if "mean_decay" in options else 0
-        held = plan.cache_bytes + means
-        if options["lists"]:
-            held += plan.history_bytes + (plan.int8_bytes if on_cpu else 0)
-            what = f"w = {options['window']}, K = {options['k']}"
-        else:
-            what = "a running mean of each image's features"
-        words, policy = _bytes(held), PAIRS[config.pairs]
-        if policy.draws_from_memory and policy.reads_lists:
+        held = plan.cache_bytes + plan.history_bytes + (plan.int8_bytes if on_cpu else 0)
+        what, words = f"w = {options['window']}, K = {options['k']}", _bytes(held)
+        if PAIRS[config.pairs].draws_from_memory:
             first = options["window"] + 1
             if config.pairs == "adasim" and config.neighbors.timing == "previous":
                 first = max(
@@ -391,7 +385,7 @@ def lines(
                 else "; too few epochs for partners"
             )
         told.append(("neighbours", what, words))
-        memory = plan.checkpoint_bytes + means
+        memory = plan.checkpoint_bytes
         one, history = bytes_on_disk(weights, width, memory, plan.current_bytes, options["window"], keep)
     disk = keep * one + history + snapshots * encoder_bytes(backbone)
     what = f"{keep} checkpoints" + (f", {snapshots} encoders" if snapshots else "")

@@ -184,20 +184,20 @@ class Reporter:
         if memory is None:
             return {}
         first = memory.rows.start
-        # Without lists, who was visited is all that the memory says.
-        counts = neighbour_counts(memory.current_ids, first, labels) if memory.lists else {}
+        counts = neighbour_counts(memory.current_ids, first, labels)
         if labels is not None:
             partners = policy.partners(epoch)[first : memory.rows.stop]  # as they were drawn
             visited = (memory.current_ids[:, 0] >= 0).nonzero()[:, 0]
-            chosen = {"partner_accuracy": partners}
-            if memory.lists:
-                own = torch.arange(first, memory.rows.stop, dtype=partners.dtype)
-                chosen["second_neighbour_accuracy"] = memory.best_other(partners)
-                chosen["other_neighbour_accuracy"] = memory.best_other(partners, own)
+            own = torch.arange(first, memory.rows.stop, dtype=partners.dtype)
+            chosen = {
+                "partner_accuracy": partners,
+                "second_neighbour_accuracy": memory.best_other(partners),
+                "other_neighbour_accuracy": memory.best_other(partners, own),
+            }
             for name, images in chosen.items():
                 counts[name] = _same_class(images[visited].long(), visited + first, labels)
             # In the first epoch p_win has no candidates yet.
-            if memory.lists and memory.epochs == 0 and memory.timing == "previous":
+            if memory.epochs == 0 and memory.timing == "previous":
                 for name in ("second_neighbour_accuracy", "other_neighbour_accuracy"):
                     counts[name] = (math.nan, len(visited))
         if not counts:

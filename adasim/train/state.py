@@ -331,15 +331,12 @@ def memory_options(config: Config) -> dict[str, Any] | None:
     neighbors, policy = config.neighbors, PAIRS[config.pairs]
     if not (policy.draws_from_memory or neighbors.watch):
         return None
-    lists = policy.reads_lists or neighbors.watch
     return {
         "window": policy.window(neighbors),
-        "k": neighbors.k if lists else 1,
-        "lists": lists,
+        "k": neighbors.k,
         "support": neighbors.support,
         "timing": neighbors.timing if policy.draws_from_memory else "previous",  # watching changes nothing
         "dtype": None if neighbors.cache == "auto" else getattr(torch, neighbors.cache),
-        **policy.memory_options(config.pair_settings),
     }
 
 

@@ -109,7 +109,9 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
     if not (args.data / "train").is_dir():
         sys.exit(f"{args.data} has no folder train. See docs/benchmarks.md.")
     for cell in cells:
-        if args.again or cell not in done(args.results / f"{args.table}.jsonl"):
+        if read_arm(cell.arm)[0] not in PAIRS:
+            print(f"{cell} is not run: adasim no longer has these pairs. Its results are kept.")
+        elif args.again or cell not in done(args.results / f"{args.table}.jsonl"):
             run_cell(args.table, cell, args.data, args.runs, args.results)
         elif args.cell:
             print(f"{cell} has a result already; --again runs it once more.")

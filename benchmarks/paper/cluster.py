@@ -101,9 +101,6 @@ PAPER: dict[str, Item] = {
         "snapshots",
         "schedule",
     ),
-    "policies": Item(
-        "Beyond the paper: confident pairs", cells("dino-vit", "standard adasim confident"), "knn linear"
-    ),
 }
 
 MEASURES = {
@@ -177,7 +174,7 @@ def pretraining(cell: Cell, cluster: Cluster, *, anew: bool) -> Command:
     training, (pairs, changes) = TRAININGS[cell.method], read_arm(cell.arm)
     train = ["pretrain", training.recipe, "--data", f"{cluster.data}/{training.data}", "--out", str(out)]
     train += [*training.changes.split(), "--seed", str(cell.seed), "--pairs", pairs]
-    section = pairs if pairs in ("confident", "nearest") else "neighbors"
+    section = pairs if pairs == "nearest" else "neighbors"
     for name, value in changes.items():
         train += [f"--{section}.{'oracle-p' if name == 'p' else name.replace('_', '-')}", value]
     return [*train, "--overwrite"] if anew else train

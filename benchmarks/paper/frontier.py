@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adasim.data import PairLoader
-from adasim.neighbors import MeanFeatures, NeighborMemory, PairContext
+from adasim.neighbors import NeighborMemory, PairContext
 from adasim.registry import PAIRS, load_plugin
 from adasim.run import load_run
 
@@ -38,9 +38,7 @@ def main() -> None:
     )
     parser.add_argument("run", type=Path, help="a run folder: its encoder, images and augmentations are used")
     parser.add_argument("--passes", type=int, default=max(WINDOWS) + 1, help="passes over the images")
-    parser.add_argument(
-        "--pairs", nargs="+", default=["nearest", "adasim", "confident"], help="whole policies"
-    )
+    parser.add_argument("--pairs", nargs="+", default=["nearest", "adasim"], help="whole policies")
     parser.add_argument(
         "--plugin", type=Path, action="append", default=[], help="files that register policies"
     )
@@ -140,9 +138,8 @@ def sureness_table(passes: Passes, lists: NeighborMemory, labels: Tensor) -> lis
         measures[f"m_win, w = {window}"] = _by_lists(part(lists, window, lists.k))
     for decay in DECAYS:
         means = mean_features(passes, len(labels), decay)
-        nearest, similarity = means.nearest_others()
-        measures[f"running mean, decay {decay}"] = nearest[:, 0], similarity[:, 0]
-    measures |= {f"running mean, decay {decay}, {name}": m for name, m in by_matrix(means.values).items()}
+        measures[f"running mean, decay {decay}"] = by_means(means)
+    measures |= {f"running mean, decay {decay}, {name}": m for name, m in by_matrix(means).items()}
     rows = []
     for name, (nearest, sureness) in measures.items():
         order = sureness.argsort(descending=True, stable=True)[: int((sureness > -torch.inf).sum())]
@@ -194,10 +191,24 @@ def _by_lists(memory: NeighborMemory) -> tuple[Tensor, Tensor]:
     return torch.where(best >= 0, best, own), torch.where(best >= 0, named.sum((1, 2)), -torch.inf)
 
 
-def mean_features(passes: Passes, count: int, decay: float) -> MeanFeatures:
-    memory = observed(NeighborMemory(count, passes[0][1].shape[1], 1, 1, mean_decay=decay), passes)
-    assert memory.means is not None
-    return memory.means
+def mean_features(passes: Passes, count: int, decay: float) -> Tensor:
+    """m_i <- decay m_i + (1 - decay) z_i over the passes, (N, D); zeros for an image that was in none."""
+    means = torch.zeros(count, passes[0][1].shape[1])
+    for ids, features in passes:
+        seen = means[ids].any(1, keepdim=True)
+        z = F.normalize(features, dim=1)
+        means[ids] = torch.where(seen, decay * means[ids] + (1 - decay) * z, z)
+    return means
+
+
+def by_means(means: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest other image by the cosine of means less the mean of all, and that cosine; -inf if never seen."""
+    seen = means.any(1)
+    unit = F.normalize(means - means[seen].mean(0), dim=1)
+    similar = (unit @ unit.T).fill_diagonal_(-torch.inf)
+    similar[:, ~seen] = similar[~seen] = -torch.inf
+    best, nearest = similar.max(1)
+    return nearest, best
 
 
 def policy_row(name: str, path: Path, passes: Passes, labels: Tensor) -> dict[str, Any]:
@@ -206,7 +217,7 @@ def policy_row(name: str, path: Path, passes: Passes, labels: Tensor) -> dict[st
     own = None if kind.Settings is None else kind.Settings()
     count, dim = len(labels), passes[0][1].shape[1]
     window = min(kind.window(config.neighbors), len(passes))
-    memory = NeighborMemory(count, dim, window, config.neighbors.k, **kind.memory_options(own))
+    memory = NeighborMemory(count, dim, window, config.neighbors.k)
     observed(memory, passes)
     context = PairContext(count, len(passes) + 1, config.seed, config.neighbors, memory, labels, own)
     return {"pairs": name, **judged(kind.build(context).partners(len(passes)), labels)}

@@ -7,12 +7,11 @@ to 25 minutes of one core. That is 39 steps an epoch, 7,800 in all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from adasim.config import Config
 from adasim.methods import NnclrSettings
-from adasim.neighbors import ConfidentSettings
 from adasim.recipes import get_recipe
 from adasim.settings import NearestSettings
 
@@ -140,15 +139,9 @@ def build(method: str, arm: str, seed: int) -> Config:
     if pairs == "nearest":
         own = NearestSettings(space=changes.pop("space", "image"))  # type: ignore[arg-type]
     values = {name: float(value) for name, value in changes.items()}
-    known = {"confident": {f.name for f in fields(ConfidentSettings)}, "oracle": {"p"}}
-    if strange := sorted(values.keys() - known.get(pairs, {"window", "k", "tau"})):
+    if strange := sorted(values.keys() - ({"p"} if pairs == "oracle" else {"window", "k", "tau"})):
         raise SystemExit(f"{method}/{arm}/{seed}: pairs {pairs} have no {strange[0]} that an arm may change.")
-    if pairs == "confident":
-        # The policy's own 5 epochs and 0.8 are for 20,000 images; an epoch of 5,000 has a quarter of the steps.
-        slower = {} if method == "simsiam-more" else {"start": 20, "decay": 0.9}
-        whole = {name: int(values[name]) for name in ("start", "partners") if name in values}
-        own = ConfidentSettings(**(slower | values | whole))  # type: ignore[arg-type]
-    elif pairs == "oracle":
+    if pairs == "oracle":
         config.neighbors.oracle_p = values.get("p", 0.5)
     else:
         for name, value in values.items():

@@ -224,7 +224,7 @@ def test_no_number_is_cut_however_narrow_the_terminal(
     monkeypatch.setenv("COLUMNS", str(width))
     protocols, data = ("knn", "linear", "fewshot"), ("clothing", "a long name of some other photos")
     runs = []
-    for r, name in enumerate(("base", "ours", "desk-resnet-confident-seed-2", "w10", "w20")):
+    for r, name in enumerate(("base", "ours", "desk-resnet-standard-seed-2", "w10", "w20")):
         found = [
             result(protocol, 10.1 + 10 * p + 3 * d + r, where)
             for p, protocol in enumerate(protocols)

@@ -32,7 +32,6 @@ class Case:
     int8: bool = False
     dim: int = 6
     window: int = 2
-    mean_decay: float | None = None
 
     def batches(self) -> list[tuple[int, Tensor, Tensor]]:
         """(epoch, ids, features): ties, ids twice in a batch, unvisited images, features that are not finite."""
@@ -61,15 +60,14 @@ class Case:
             support=self.support,
             timing=self.timing,
             dtype=self.dtype,
-            mean_decay=self.mean_decay,
         )
 
 
 CASES = [
-    Case(37, 5, mean_decay=0.7),
+    Case(37, 5),
     Case(37, 5, support="union", timing="current"),
     Case(7, 5, timing="current"),  # a quarter of the rows is fewer than K
-    Case(3, 2, mean_decay=0.5),  # one of four ranks holds nothing
+    Case(3, 2),  # one of four ranks holds nothing
     Case(41, 4, dtype=torch.float16),
     Case(600, 4, int8=True, dim=16),
 ]
@@ -87,8 +85,6 @@ def live(memory: NeighborMemory, case: Case, start: int, stop: int, rank: int, w
         if first and case.timing == "previous":
             notes.append(("partners", memory.draw_partners(epoch, 0.2, 1)))
             notes.append(("nearest", memory.nearest_other()))
-            if memory.means is not None:
-                notes.append(("nearest", *memory.means.nearest_others(3)))
         mine = torch.arange(len(ids)).tensor_split(world)[rank]
         notes.append(("observed", *memory.observe(ids[mine], features[mine])))
         if case.timing == "current":

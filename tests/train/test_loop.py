@@ -20,7 +20,7 @@ from adasim.api import pretrain
 from adasim.config import Config
 from adasim.data import Batch, BatchedViews, PairLoader, open_images
 from adasim.methods import Dino, EncodedView, Step
-from adasim.neighbors import ConfidentSettings, Oracle
+from adasim.neighbors import Oracle
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
 from adasim.settings import NearestSettings
@@ -246,14 +246,8 @@ def test_a_runs_memory_and_policy_have_the_runs_settings(small: Small) -> None:
     memory = build_state(small(neighbors__support="union", neighbors__cache="float16"), 48).memory
     assert memory is not None
     assert (memory.support, memory.cache.dtype) == ("union", torch.float16)
-    config = small(pairs="confident", seed=9, epochs=7)
-    config.pair_settings = ConfidentSettings(start=2, share_end=0.5, decay=0.6)
-    memory = build_state(config, 48).memory
-    policy: Any = build_policy(config, 48, memory, None)
-    assert (policy.settings, policy.epochs, policy.seed) == (config.pair_settings, 7, 9)
-    assert memory is not None
-    assert memory.means is not None
-    assert (memory.means.decay, memory.window, memory.lists) == (0.6, 1, False)
+    policy: Any = build_policy(small(seed=9, neighbors__tau=0.1), 48, memory, None)
+    assert (policy.memory, policy.tau, policy.seed) == (memory, 0.1, 9)
 
 
 @pytest.mark.parametrize(

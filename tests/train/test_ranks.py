@@ -69,7 +69,6 @@ def memory(out: Path) -> NeighborMemory:
         ("adasim", "previous", (2, 4)),
         ("adasim", "current", (2, 4)),
         ("nearest", "current", (2,)),
-        ("confident", "previous", (2,)),
     ],
 )
 def test_lists_distributions_and_partners_are_the_same_bits_on_any_number_of_ranks(

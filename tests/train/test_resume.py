@@ -128,7 +128,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "partners drawn in the current epoch": {"neighbors__timing": "current"},
     "nearest pairs": {"pairs": "nearest"},
     "latent neighbours": {"pairs": "nearest", "pair_settings": NearestSettings(space="latent")},
-    "nnclr, resnet, confident pairs": {"method": "nnclr", "pairs": "confident", **RESNET},
+    "nnclr, resnet": {"method": "nnclr", **RESNET},
     "standard pairs": {"pairs": "standard"},
     "dino, resnet": RESNET,
     "simsiam, resnet, sgd": {"method": "simsiam", "optim__name": "sgd", **RESNET},

@@ -197,7 +197,7 @@ def test_a_run_that_could_never_save_says_that_there_is_no_checkpoint(
     [
         {},
         {"method": "simsiam", "optim__name": "sgd", "neighbors__window": 3, "save__keep": 3},
-        {"pairs": "confident", "neighbors__cache": "float16"},
+        {"neighbors__cache": "float16"},
         {"pairs": "nearest"},
         {"pairs": "standard", "save__encoder_every": 2},
     ],
