@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument(
         "--recipes", choices=("desk", "paper"), default="desk", help="`paper`: its own, for those who can"
     )
+    parser.add_argument("--weights", help="MODEL:FILE that the table `continued` goes on from")
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"), help="where run folders are kept")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are appended")
     paper = parser.add_argument_group("with --recipes paper")
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
         if read_arm(cell.arm)[0] not in PAIRS:
             print(f"{cell} is not run: adasim no longer has these pairs. Its results are kept.")
         elif args.again or cell not in done(args.results / f"{args.table}.jsonl"):
-            run_cell(args.table, cell, args.data, args.runs, args.results)
+            run_cell(args.table, cell, args.data, args.runs, args.results, args.weights)
         elif args.cell:
             print(f"{cell} has a result already; --again runs it once more.")
 

@@ -26,6 +26,7 @@ from adasim.util.files import atomic_write
 
 from .results import newest, read_lines
 from .settings import IMAGES_PER_CLASS, build, images_per_class
+from .starts import resolve
 from .tables import Cell
 
 RESULTS = Path(__file__).parent / "results"
@@ -74,13 +75,28 @@ def save_arrays(path: Path, **arrays: Any) -> None:
     atomic_write(path, lambda file: np.savez(file, **arrays))
 
 
-def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> dict[str, Any]:
+def join_splits(data: Path, runs: Path) -> Path:
+    """A folder whose training images are those of `data`, and whose test images are its test and validation ones."""
+    folder = runs / data.name
+    for split, target in (("train", "train"), ("validation", "test"), ("test", "test")):
+        for file in sorted((data / split).glob("*/*")):
+            link = folder / target / file.parent.name / f"{split}-{file.name}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(file.resolve())
+    return folder
+
+
+def run_cell(
+    table: str, cell: Cell, data: Path, runs: Path, results: Path, weights: str | None = None
+) -> dict[str, Any]:
     """Run a cell, or go on with it, or begin it anew if it is finished; append its line to RESULTS/TABLE.jsonl."""
     torch.set_num_threads(1)
     per_class = images_per_class(cell.method)
-    bench = prepare(data, runs, per_class)
+    bench = join_splits(data, runs) if cell.method == "clothes" else prepare(data, runs, per_class)
     config = build(*cell)
     config.data.source = str(bench)
+    config.model.init = resolve(config, data, runs, weights)
     out = folder_of(cell, runs)
     log = out.with_suffix(out.suffix + ".log")
     resumed = (out / "checkpoints").is_dir()
@@ -94,6 +110,8 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
             adasim.pretrain(config, out, resume=resumed, overwrite=finished)
         except NonFiniteLossError as error:  # a result, too
             line["failed"] = str(error)
+    if config.model.init:
+        line["knn_start"] = measure_start(config.model.init, bench, config.views.size)
     if "failed" not in line:
         line |= measure(out, bench)
     line["collapse"] = collapse_of(log)
@@ -101,6 +119,7 @@ def run_cell(table: str, cell: Cell, data: Path, runs: Path, results: Path) -> d
     line["cpu_seconds"], line["resumed"] = round(time.process_time() - used), resumed
     line["hours"] = round((time.time() - started) / 3600, 2)
     line |= {"date": stamp()["date"], "torch": torch.__version__}
+    config.model.init = Path(config.model.init).name
     line["config"] = config.to_dict() | {"data": {"images_per_class": per_class, "name": data.name}}
     append(results / f"{table}.jsonl", line)
     for leftover in ("checkpoints", "features", "tensorboard"):
@@ -125,8 +144,15 @@ def measure(out: Path, bench: Path) -> dict[str, Any]:
     then trained on all of them and its last epoch counts: nothing is chosen on the test images.
     """
     knn = adasim.evaluate(out, "knn", data=str(bench), k=(20,), workers=0, save=False)
-    linear = adasim.evaluate(out, "linear", data=str(bench), sweep=True, workers=0, save=False).metrics
+    linear = adasim.evaluate(
+        out, "linear", data=str(bench), sweep=True, quick=True, workers=0, save=False
+    ).metrics
     return {"knn": knn.value, "linear": linear["top1_last"], "linear_rate": linear["rate"]}
+
+
+def measure_start(init: str, bench: Path, size: int) -> float:
+    """k-NN accuracy of the encoder that a run started from."""
+    return adasim.evaluate(init, "knn", data=str(bench), k=(20,), size=size, workers=0, save=False).value
 
 
 def curves(out: Path) -> dict[str, list[Any]]:

@@ -8,6 +8,7 @@ PAIR_NAMES = {
     "adasim": "AdaSim",
     "confident": "confident (ours)",
     "oracle": "oracle",
+    "control": "control",
 }
 METHOD_NAMES = {
     "simsiam": "SimSiam",
@@ -20,6 +21,12 @@ METHOD_NAMES = {
     "simsiam-weak": "SimSiam, crops and flips",
     "simsiam-short": "SimSiam, 100 epochs",
     "simsiam-more": "SimSiam, 20,000 images",
+    "late": "SimSiam from a trained encoder",
+    "late-low-3": "SimSiam at a low rate, from 3 epochs with labels",
+    "late-low-12": "SimSiam at a low rate, from 12 epochs with labels",
+    "late-low-40": "SimSiam at a low rate, from 40 epochs with labels",
+    "cifar-96": "DINO from EfficientNet-Lite0, CIFAR-10 at 96 pixels",
+    "clothes": "DINO from EfficientNet-Lite0, clothes at 112 pixels",
 }
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from adasim.config import Config
+from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, ViewsConfig
 from adasim.methods import NnclrSettings
 from adasim.recipes import get_recipe
-from adasim.settings import NearestSettings
+from adasim.settings import DINO_VIEWS, DinoSettings, NearestSettings
 
+from .controls import ControlSettings
 from .tables import read_arm
 
 IMAGES_PER_CLASS = 500
@@ -105,6 +106,58 @@ def simsiam_weak() -> Config:
     return config
 
 
+def late() -> Config:
+    """SimSiam for 40 epochs on the bench's images, from an encoder that has seen the labels of 25,000 others."""
+    config = simsiam()
+    config.optim.lr, config.optim.warmup_epochs, config.epochs = 0.1, 2, 40
+    config.model.init = "supervised:12"
+    return config
+
+
+def late_low(epochs: int) -> Callable[[], Config]:
+    """The same at a tenth of the rate, from an encoder that was trained with labels for so many epochs."""
+
+    def build() -> Config:
+        config = late()
+        config.optim.lr = 0.01
+        config.model.init = f"supervised:{epochs}"
+        return config
+
+    return build
+
+
+def continued(size: int, epochs: int) -> Callable[[], Config]:
+    """DINO from EfficientNet-Lite0 as `adasim pretrain photos` goes on: batch norms frozen, the head first."""
+
+    def build() -> Config:
+        settings = DinoSettings(
+            out_dim=4096,
+            hidden_dim=1024,
+            norm_last_layer=True,
+            teacher_momentum=0.99,
+            teacher_temp=0.04,
+            teacher_temp_warmup_epochs=0,
+        )
+        optim = OptimConfig(name="adamw", lr=2e-3, min_lr=1e-6, warmup_epochs=1, clip_grad=3.0)
+        optim.weight_decay = optim.weight_decay_end = 0.04
+        optim.encoder_lr, optim.head_epochs = 0.5, 1
+        config = Config(
+            method="dino",
+            batch_size=64,
+            precision="fp32",
+            views=ViewsConfig(**DINO_VIEWS, size=size, scale=(0.3, 1.0), mean=(0.5,), std=(0.5,)),
+            model=ModelConfig(name="tf_efficientnet_lite0", init="weights", freeze_norm=True, drop_path=0.0),
+            settings=settings,
+            neighbors=NeighborsConfig(tau=0.2, window=2, k=5),
+            optim=optim,
+        )
+        config = _common(config)
+        config.neighbors.window, config.epochs, config.eval.every = 2, epochs, 4
+        return config
+
+    return build
+
+
 METHODS: dict[str, Callable[[], Config]] = {
     "simsiam": simsiam,
     "dino": dino,
@@ -116,6 +169,12 @@ METHODS: dict[str, Callable[[], Config]] = {
     "simsiam-weak": simsiam_weak,
     "simsiam-short": simsiam_short,
     "simsiam-more": simsiam_more,
+    "late": late,
+    "late-low-3": late_low(3),
+    "late-low-12": late_low(12),
+    "late-low-40": late_low(40),
+    "cifar-96": continued(96, 8),
+    "clothes": continued(112, 8),
 }
 
 
@@ -136,6 +195,10 @@ def build(method: str, arm: str, seed: int) -> Config:
     config.seed = seed
     pairs, changes = read_arm(arm)
     own: Any = None
+    if pairs == "control":
+        partner = changes.pop("partner", "right")
+        parts = {name: float(value) for name, value in changes.items()}
+        return replace(config, pairs=pairs, pair_settings=ControlSettings(partner, **parts))  # type: ignore[arg-type]
     if pairs == "nearest":
         own = NearestSettings(space=changes.pop("space", "image"))  # type: ignore[arg-type]
     values = {name: float(value) for name, value in changes.items()}

@@ -37,6 +37,7 @@ def cells(methods: str, arms: str, seeds: int = 1) -> list[Cell]:
     return [Cell(m, a, s) for s in range(seeds) for m in methods.split() for a in arms.split()]
 
 
+CONTROLS = " ".join(f"control:partner={rule}" for rule in ("random", "right", "only-right", "only-wrong"))
 TABLES: dict[str, list[Cell]] = {
     "main": [
         *cells("simsiam dino", "standard adasim", 3),
@@ -58,6 +59,17 @@ TABLES: dict[str, list[Cell]] = {
     "latent": cells("dino-65536", "nearest:space=latent"),
     "contrast": [*cells("nnclr", "standard"), *cells("infonce", "standard nearest adasim")],
     "more": [*cells("simsiam-more", "standard confident", 3), *cells("simsiam-more", "adasim")],
+    "late": [
+        *cells("late", f"standard adasim nearest {CONTROLS}", 3),
+        *cells("late", "control:partner=right,nearest=0,farthest=0.1 control:partner=right,nearest=0.9"),
+        *cells("late", "control:partner=right,share=0.05 control:partner=right,share=0.5"),
+    ],
+    "quality": cells("late-low-3 late-low-12 late-low-40", "standard adasim control:partner=random", 2),
+    "partners": cells("simsiam", CONTROLS, 3),
+    "continued": [
+        *cells("cifar-96 clothes", "standard adasim control:partner=random", 2),
+        *cells("cifar-96 clothes", "nearest control:partner=right"),
+    ],
     "weak": cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),
 }
 """tau = 0 of the ablation is the arm `standard`. The pairs `confident` were removed after they had lost; their
