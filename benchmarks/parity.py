@@ -1,26 +1,33 @@
 """Beside the authors' own code: does it learn the same, keep the same lists, and open the same gates?
 
     git clone https://github.com/tileb1/AdaSim ~/AdaSim
-    python benchmarks/parity.py ~/AdaSim             # a minute on one core, no GPU
+    git clone https://github.com/facebookresearch/simsiam ~/simsiam
+    git clone https://github.com/facebookresearch/dino ~/dino
+    python benchmarks/parity.py ~/AdaSim --simsiam ~/simsiam --dino ~/dino      # two minutes on one core, no GPU
 
-CHECKOUT is a copy of the released code (of commit d463c28, the only one with code); its modules are imported and
-called as its training loop calls them, and nothing of it is part of this repository. Compared are
+The folders are copies of the released code (AdaSim's of commit d463c28, the only one with code); any of the three may
+be left out. Their functions are called as their own loops call them, and nothing of them is part of this repository.
+Compared are
 
 - whole steps of DINO with a ViT-Tiny in fp64, from the same weights and on the same views: the loss, then the weights
   of student and teacher and the centre after the schedules, clipping, AdamW and the moving average of each step;
-- the memory over epochs of drifting features: each image's list of neighbours, whether its gate is open, and p_win.
+- the memory over epochs of drifting features: each image's list of neighbours, whether its gate is open, and p_win;
+- whole steps of SimSiam with a ResNet-50 in fp64: the loss and all weights, which its own SGD moves at two rates;
+- DINO's k-NN classifier on features of ten overlapping classes.
 
-The released code has no SimSiam, no +NN, no oracle and no evaluation. What docs/method.md says of SimSiam, k-NN and
-the linear probe is from an earlier comparison with the code of SimSiam and of DINO, which is not repeated here.
+AdaSim's released code has no SimSiam, no +NN, no oracle and no evaluation. The linear probes of DINO and SimSiam are
+whole scripts for GPUs, which this one does not call.
 
-It has not been run on a whole checkout yet: where it was written the repository could not be cloned. There it was
-tried on the functions that it calls, typed from the text of the released code, with a shortened ViT of DINO.
+It has not been run on whole checkouts yet: where it was written none could be cloned. There it was tried on the
+functions that it calls, typed from the text of the released code, with a shortened ViT of DINO.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,9 +37,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torchvision
 from torch import Tensor
 
 from adasim.config import Config
+from adasim.eval import knn_accuracy
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
 from adasim.train.state import build_state
@@ -49,20 +58,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "checkout", type=Path, help="the folder of the released code, with main_adasim.py in it"
-    )
+    parser.add_argument("adasim", type=Path, nargs="?", help="the folder with AdaSim's main_adasim.py in it")
+    parser.add_argument("--simsiam", type=Path, help="the folder with SimSiam's simsiam/builder.py in it")
+    parser.add_argument("--dino", type=Path, help="the folder with DINO's eval_knn.py in it")
     args = parser.parse_args()
-    if missing := [
-        name for name in MODULES if not (args.checkout / f"{name.replace('.', '/')}.py").is_file()
-    ]:
-        sys.exit(f"{args.checkout} is no checkout of AdaSim's released code: it has no {', '.join(missing)}.")
-    sys.path.insert(0, str(args.checkout))
-    official = SimpleNamespace(**{name.split(".")[-1]: importlib.import_module(name) for name in MODULES})
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    needed = {args.adasim: MODULES, args.simsiam: ("simsiam.builder",), args.dino: ("eval_knn",)}
+    for folder, modules in needed.items():
+        files = [] if folder is None else [name.replace(".", "/") + ".py" for name in modules]
+        if missing := [file for file in files if not (folder / file).is_file()]:
+            sys.exit(f"{folder} is no checkout of the released code: it has no {', '.join(missing)}.")
+    if not any(needed):
+        parser.error("name a checkout to compare with")
     torch.manual_seed(0)
-    rows = [*compare_steps(official), *compare_memory(official)]
-    dist.destroy_process_group()
+    rows = []
+    if args.adasim:
+        sys.path.insert(0, str(args.adasim))
+        official = SimpleNamespace(**{name.split(".")[-1]: importlib.import_module(name) for name in MODULES})
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        rows += [*compare_steps(official), *compare_memory(official)]
+        dist.destroy_process_group()
+    if args.simsiam:
+        sys.path.insert(0, str(args.simsiam))
+        rows += compare_simsiam(importlib.import_module("simsiam.builder").SimSiam)
+    if args.dino:
+        rows += compare_knn(function_of(args.dino / "eval_knn.py", "knn_classifier"))
     for what, value, agrees in rows:
         print(f"{what:58}{value:>16}  {'' if agrees else 'DIFFERS'}")
     sys.exit(not all(agrees for _, _, agrees in rows))
@@ -248,6 +267,84 @@ def gate_keeper(
     data.transform = data.target_transform = None
     data.return_index_instead_of_target = True
     return data, read, seen
+
+
+# ---- SimSiam and k-NN ----
+
+
+def compare_simsiam(official: Any) -> list[tuple[str, str, bool]]:
+    """Steps as SimSiam's main_simsiam.py makes them: SGD with momentum, the predictor's rate fixed."""
+    config = get_recipe("simsiam-resnet50")
+    config.pairs, config.epochs, config.batch_size, config.views.size = "standard", 5, BATCH, 32
+    state = build_state(config, IMAGES)
+    ours: Any = state.method.double()
+    theirs = official(torchvision.models.resnet50).double()
+
+    def named(network: Any) -> dict[str, Tensor]:
+        """Our weights under their names."""
+        places = {"encoder.net.": "encoder.", "projector.": "encoder.fc.", "predictor.": "predictor."}
+        return {
+            place + name.removeprefix(own): tensor
+            for name, tensor in network.state_dict().items()
+            for own, place in places.items()
+            if name.startswith(own)
+        }
+
+    theirs.load_state_dict(named(ours))
+    rate = config.optim.lr * BATCH / 256
+    groups = [
+        {"params": theirs.encoder.parameters(), "fix_lr": False},
+        {"params": theirs.predictor.parameters(), "fix_lr": True},
+    ]
+    optimizer = torch.optim.SGD(groups, rate, momentum=0.9, weight_decay=config.optim.weight_decay)
+    similar = torch.nn.CosineSimilarity(dim=1)
+    worst = {"loss": 0.0, "weights": 0.0}
+    steps_per_epoch = 4
+    with in_fp64():
+        for step in range(config.epochs * steps_per_epoch):
+            views = [torch.randn(BATCH, 3, 32, 32, dtype=torch.float64) for _ in range(2)]
+            state.step, state.epoch = step, step // steps_per_epoch
+            loss = ours(views, state.epoch).loss
+            learn(state, loss, config, steps_per_epoch)
+            for group in optimizer.param_groups:
+                falling = rate * 0.5 * (1 + math.cos(math.pi * state.epoch / config.epochs))
+                group["lr"] = rate if group["fix_lr"] else falling
+            p1, p2, z1, z2 = theirs(*views)
+            their_loss = -(similar(p1, z2).mean() + similar(p2, z1).mean()) * 0.5
+            optimizer.zero_grad()
+            their_loss.backward()
+            optimizer.step()
+            known, mine = theirs.state_dict(), named(ours)
+            gap = max(float((mine[name] - known[name]).abs().max()) for name in known)
+            worst["weights"] = max(worst["weights"], gap)
+            worst["loss"] = max(worst["loss"], float((loss - their_loss).detach().abs()))
+    count = config.epochs * steps_per_epoch
+    return [
+        (f"{count} steps of SimSiam: {name}, at most", f"{gap:.1e}", gap < 1e-10)
+        for name, gap in worst.items()
+    ]
+
+
+def compare_knn(official: Any) -> list[tuple[str, str, bool]]:
+    """Accuracies of both, for the k that DINO reports."""
+    labels = torch.arange(10).repeat(300)
+    features = torch.nn.functional.normalize(torch.randn(10, 64)[labels] + 3 * torch.randn(3000, 64), dim=1)
+    split = features[:2000], labels[:2000], features[2000:], labels[2000:]
+    rows = []
+    for k in (10, 20, 100, 200):
+        theirs, _ = official(*split, k, 0.07, num_classes=10)
+        mine = knn_accuracy(*split, k=k).top1
+        rows.append((f"k-NN, k = {k}: {theirs:.2f} and", f"{mine:.2f}", abs(mine - theirs) < 1e-9))
+    return rows
+
+
+def function_of(file: Path, name: str) -> Any:
+    """One function of a script whose other lines may need what is not installed."""
+    tree = ast.parse(file.read_text())
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(tree, str(file), "exec"), names)
+    return names[name]
 
 
 if __name__ == "__main__":
