@@ -93,6 +93,8 @@ def run_cell(
     """Run a cell, or go on with it, or begin it anew if it is finished; append its line to RESULTS/TABLE.jsonl."""
     torch.set_num_threads(1)
     per_class = images_per_class(cell.method)
+    if cell.method.startswith("glyphs"):
+        data, runs = data.with_name(f"glyphs-{cell.method[-1]}"), runs / f"glyphs-{cell.method[-1]}"
     bench = join_splits(data, runs) if cell.method == "clothes" else prepare(data, runs, per_class)
     config = build(*cell)
     config.data.source = str(bench)

@@ -25,6 +25,10 @@ METHOD_NAMES = {
     "late-low-3": "SimSiam at a low rate, from 3 epochs with labels",
     "late-low-12": "SimSiam at a low rate, from 12 epochs with labels",
     "late-low-40": "SimSiam at a low rate, from 40 epochs with labels",
+    "glyphs-0": "SimSiam, glyphs, first draw of fonts",
+    "glyphs-1": "SimSiam, glyphs, second draw",
+    "glyphs-dino-0": "DINO, glyphs, first draw of fonts",
+    "glyphs-dino-1": "DINO, glyphs, second draw",
     "cifar-96": "DINO from EfficientNet-Lite0, CIFAR-10 at 96 pixels",
     "clothes": "DINO from EfficientNet-Lite0, clothes at 112 pixels",
 }

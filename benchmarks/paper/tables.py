@@ -65,6 +65,10 @@ TABLES: dict[str, list[Cell]] = {
         *cells("late", "control:partner=right,share=0.05 control:partner=right,share=0.5"),
     ],
     "quality": cells("late-low-3 late-low-12 late-low-40", "standard adasim control:partner=random", 2),
+    "glyphs": [
+        *cells("glyphs-0 glyphs-1", "standard adasim control:partner=random control:partner=right", 3),
+        *cells("glyphs-dino-0 glyphs-dino-1", "standard adasim", 3),
+    ],
     "partners": cells("simsiam", CONTROLS, 3),
     "continued": [
         *cells("cifar-96 clothes", "standard adasim control:partner=random", 2),
