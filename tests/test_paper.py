@@ -369,5 +369,5 @@ def test_the_comparison_with_the_released_code_refuses_a_folder_without_it(
 ) -> None:
     (tmp_path / "main_adasim.py").touch()
     monkeypatch.setattr("sys.argv", ["parity.py", str(tmp_path)])
-    with pytest.raises(SystemExit, match="it has no utils.py, vision_transformer.py"):
+    with pytest.raises(SystemExit, match="it has no utils"):
         runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "parity.py"), run_name="__main__")
