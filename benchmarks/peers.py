@@ -50,8 +50,8 @@ from views import dino_view, photo
 
 from adasim.config import Config
 from adasim.data import ArrayImages, BatchedViews, FolderImages, PairLoader, synthetic
-from adasim.data.crop_worker import CropWorker, Task
-from adasim.data.pool import task_rows
+from adasim.data.crops import CropWorker
+from adasim.data.pool import TASK
 from adasim.methods import build_method
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
@@ -229,11 +229,12 @@ def photo_views(folder: Path) -> Contenders:
     published = [dino_view(config, view) for view in (1, 2)]
     worker, device = CropWorker(FolderImages(folder), config, seed=0), BatchedViews(config)
     ids, numbers = torch.arange(PHOTOS), (1, 2)
-    cut_crops = worker.crops(numbers, PHOTOS)  # uint8, where loader processes leave their crops
+    side = config.size
+    cut_crops = [torch.empty(PHOTOS, 3, side, side, dtype=torch.uint8) for _ in numbers]
 
     def cut() -> int:
-        for rows in task_rows(PHOTOS):
-            worker.work(Task(0, ids, ids, numbers)[rows], [crops[rows] for crops in cut_crops])
+        for rows, *parts in zip(ids.split(TASK), *(crops.split(TASK) for crops in cut_crops), strict=True):
+            worker((0, numbers), [(i, i) for i in rows.tolist()], parts)
         return PHOTOS
 
     def cut_and_finish() -> int:

@@ -32,9 +32,8 @@ from torchvision.transforms import v2
 
 from adasim.config import ViewsConfig
 from adasim.data import BatchedViews, FolderImages
-from adasim.data.crop_worker import CropWorker, Task
-from adasim.data.crops import ViewSettings
-from adasim.data.pool import TASK, task_rows
+from adasim.data.crops import CropWorker, ViewSettings
+from adasim.data.pool import TASK
 from adasim.registry import METHODS
 
 BATCH, SIZE = 256, 32
@@ -100,12 +99,12 @@ def photo_contenders(folder: Path) -> tuple[int, dict[str, Callable[[], object]]
                 view(image)
 
     def cutter(reduced: bool) -> Callable[[], list[Tensor]]:
-        made = CropWorker(images, ViewsConfig(**METHODS["dino"].VIEWS, size=224, reduced_jpeg=reduced), 0)
-        crops = made.crops((1, 2), len(ids))
+        work = CropWorker(images, ViewsConfig(**METHODS["dino"].VIEWS, size=224, reduced_jpeg=reduced), 0)
+        crops = [torch.empty(len(ids), 3, 224, 224, dtype=torch.uint8) for _ in (1, 2)]
 
         def cut() -> list[Tensor]:
-            for rows in task_rows(len(ids)):
-                made.work(Task(0, ids, ids, (1, 2))[rows], [view[rows] for view in crops])
+            for rows, *parts in zip(ids.split(TASK), *(view.split(TASK) for view in crops), strict=True):
+                work((0, (1, 2)), [(i, i) for i in rows.tolist()], parts)
             return crops
 
         return cut

@@ -6,10 +6,10 @@
     listing.py    which files a folder holds: a million names in a few buffers
     decode.py     from a file to 8-bit RGB
     identity.py   is it still the same data? What a run writes down, and compares when it goes on
-    crops.py      random parameters of a view, and its crop
+    crops.py      what is random about a view, and its crop; images that cannot be read are replaced
     augment.py    colours, in whole batches
-    loader.py     `PairLoader`: whole epochs of view pairs; images that cannot be read are replaced
-    pool.py       loader processes, for training and evaluation; crop_worker.py: what they do for training
+    loader.py     `PairLoader`: the views of whole epochs
+    pool.py       loader processes, for training and evaluation
 
 Nothing here knows of neighbours or methods.
 """

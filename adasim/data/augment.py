@@ -54,7 +54,7 @@ def finish(
     piece = max(4, _PIECE // (4 * C * S * S)) if crops.device.type == "cpu" else B
     for start in range(0, B, piece):
         rows = slice(start, start + piece)
-        x, own = crops[rows], changes.part(rows)
+        x, own = crops[rows], changes[rows]
         if not flipped:
             _on(x, own.flip, lambda y, _: y.flip(3))
         x = x.float().div_(255) if x.dtype == torch.uint8 else x
@@ -208,18 +208,16 @@ class BatchedViews:
     """
 
     def __init__(self, config: ViewsConfig) -> None:
-        self.count = 2 + config.local_crops
-        self.settings = {view: ViewSettings.of(config, view) for view in range(1, self.count + 1)}
+        self.settings = ViewSettings.of_all(config)
         self._mean = torch.tensor(config.mean)[:, None, None]
         self._std = torch.tensor(config.std)[:, None, None]
 
     def __call__(self, images: Tensor, view: int, seed: int, epoch: int, ids: Tensor) -> Tensor:
         """View number `view` of images uint8 (B, C, H, W): float32 (B, 3, S, S)."""
         settings = self.settings[view]
-        B, _, H, W = images.shape
         uniforms = view_uniforms(seed, view, epoch, ids.cpu())
         changes = draw_changes(settings, uniforms)
-        boxes = CropDraws.of(settings, uniforms).boxes(torch.full((B,), H), torch.full((B,), W))
+        boxes = CropDraws(settings, uniforms).boxes(*images.shape[-2:])
         crops = crop_batch(images, settings, boxes, changes.flip)
         return finish(crops, settings, changes, self._mean, self._std, flipped=True)
 

@@ -1,11 +1,11 @@
-"""`PairLoader`: whole epochs of view pairs, the same ones for any number of workers and from any step on.
+"""`PairLoader`: the views of any images of any epoch, the same ones for any number of workers and from any step on.
 
-Which images form a batch, which partner each one has and how each view is cut are pure functions of (seed,
-epoch, id), so a loader keeps no state: resuming is asking for the same epoch from a later step. Partners come
-in with the call and travel to the workers inside the tasks; no worker ever holds them.
+Which images form a batch and how each view is cut are pure functions of (seed, epoch, id), so a loader keeps no
+state: resuming is asking for the same epoch from a later step.
 
 Small images of one size are kept in memory, on the device, and cropped there. All others are cropped by loader
-processes to 8-bit pixels. Everything after the crop happens in whole batches on the device, by one and the same code.
+processes (pool.py) to 8-bit pixels. Everything after the crop happens in whole batches on the device, by one and
+the same code.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data.augment import BatchedViews
-from adasim.data.crop_worker import CropSource, Cut, Task, first_readable
+from adasim.data.crops import CropWorker, first_readable
 from adasim.data.images import ImageSet
-from adasim.data.pool import Failed
+from adasim.data.pool import Failed, WorkerPool, wait_for
 from adasim.util import seeding
 from adasim.util.errors import UserError
 
@@ -75,19 +75,21 @@ class PairLoader:
         self.batch_size = batch_size
         self.steps_per_epoch = len(images) // batch_size
         self.workers = workers
-        self._seed = seed
-        self._world = world
+        self.quarantined: Failed = {}
+        """{id: where and why} of the images that could not be read so far."""
+        self._seed, self._world, self._max_unreadable = seed, world, max_unreadable
         self._device = torch.device(device)
         self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._views = BatchedViews(views)
-        self.quarantined: Failed = {}
-        """{id: where and why} of the images that could not be read so far."""
-        self._max_unreadable = max_unreadable
         array = self._into_memory() if views.in_memory else None
         self._array = None if array is None else array.to(self._device)
-        self._crops: CropSource | None = None
-        if array is None:
-            self._crops = CropSource(images, views, seed, workers, batch_size // world, self._device)
+        sizes = [settings.size for settings in self._views.settings.values()]
+        work = CropWorker(images, views, seed)
+        self._pool = WorkerPool(work, 0 if self.in_memory else workers, sum(3 * size**2 for size in sizes))
+        # The model is on the device before the loader is made. A device that is pretended, as in tests, is not
+        # initialised: it can lock no pages and has no streams.
+        self._cuda = self._device.type == "cuda" and torch.cuda.is_initialized()
+        self._stream = torch.cuda.Stream(self._device) if self._cuda else None
 
     def quarantine(self, failed: Failed) -> None:
         """Take note of images that could not be read; raises a `UserError` if they are too many."""
@@ -108,25 +110,22 @@ class PairLoader:
     @property
     def pids(self) -> list[int]:
         """Of the loader processes that run."""
-        return [] if self._crops is None else self._crops.pids
+        return self._pool.pids
 
     def how(self) -> str:
         """In words, where views are made, and how many images an epoch leaves out, if they are many."""
-        unused = len(self.images) - self.steps_per_epoch * self.batch_size
-        if unused * 10 < len(self.images):
-            return self._where()
-        return (
-            f"{self._where()} With --batch-size {self.batch_size}, {unused} of the {len(self.images)} images, others "
-            f"each time, are left out of an epoch."
-        )
-
-    def _where(self) -> str:
+        processes = f"{self.workers} loader process{'es' if self.workers > 1 else ''}" if self.workers else ""
+        processes += " for each rank" if processes and self._world > 1 else ""
+        text = f"Images are read and cropped by {processes or 'this process'}."
         if self.in_memory:
-            return "The images are kept in memory and cropped there."
-        if not self.workers:
-            return "Images are read and cropped by this process."
-        processes = f"{self.workers} loader process" + ("es" if self.workers > 1 else "")
-        return f"Images are read and cropped by {processes}{' for each rank' if self._world > 1 else ''}."
+            text = "The images are kept in memory and cropped there."
+        unused = len(self.images) - self.steps_per_epoch * self.batch_size
+        if unused * 10 >= len(self.images):
+            text += (
+                f" With --batch-size {self.batch_size}, {unused} of the {len(self.images)} images, others each time, "
+                f"are left out of an epoch."
+            )
+        return text
 
     def epoch(self, epoch: int, partners: Tensor | None, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from step `start` on, with all views.
@@ -154,102 +153,112 @@ class PairLoader:
         A view's pixels depend on (seed, epoch, id) and the partner alone, whatever it is asked for with. Without
         partners, each image is its own.
         """
-        shown = tuple(numbers)
-        tasks = (Task(epoch, ids, ids if partners is None else partners[ids], shown) for ids in batches)
-        made = ((t, self._from_memory(t)) for t in tasks) if self._crops is None else self._from_crops(tasks)
-        for task, views in made:
-            yield Batch(task.ids.to(self._device), task.partners.to(self._device), views)
+        asked = ((ids, ids if partners is None else partners[ids]) for ids in batches)
+        if self.in_memory:
+            for ids, shown in asked:
+                yield self._batch(ids, shown, self._from_memory(epoch, numbers, ids, shown))
+            return
+        tasks = (
+            ((epoch, numbers), _rows(ids, shown), self._empty(numbers, len(ids))) for ids, shown in asked
+        )
+        sent = deque[tuple[Any, list[Tensor], Any]]()
+        ahead = (
+            0 if self._device.type == "cpu" else 1
+        )  # the next crops travel while the loop works on the last
+        for (_, rows, crops), failed in self._pool.run(tasks, self._part.stop - self._part.start):
+            self.quarantine(failed)
+            sent.append((rows, *self._send(crops)))
+            if len(sent) > ahead:
+                yield self._finished(epoch, numbers, *sent.popleft())
+        for arrived in sent:
+            yield self._finished(epoch, numbers, *arrived)
 
     def fetch(self, epoch: int, ids: Tensor, partners: Tensor) -> Callable[[], Tensor]:
         """View 2 of these queries and partners, made in the background, ahead of all else: the pixels `epoch` would
         give. The call that is returned waits for them."""
-        task = Task(epoch, ids.cpu(), partners.cpu(), (2,))
-        if self._crops is None:
-            [view] = self._from_memory(task)
+        if self.in_memory:
+            [view] = self._from_memory(epoch, (2,), ids.cpu(), partners.cpu())
             return lambda: view
-        cut = self._crops.cut(task, urgent=True)
+        rows, crops = _rows(ids, partners), self._empty((2,), len(ids))
+        futures = self._pool.begin((epoch, (2,)), rows, crops, urgent=True)
 
         def wait() -> Tensor:
-            self.quarantine(cut.wait())
-            cut.send()
-            return self._finish(cut)[0]
+            self.quarantine(wait_for(futures))
+            return self._finished(epoch, (2,), rows, *self._send(crops)).views[0]
 
         return wait
 
     def close(self) -> None:
         """End the worker processes."""
-        if self._crops is not None:
-            self._crops.close()
+        self._pool.close()
 
-    def _from_memory(self, task: Task) -> list[Tensor]:
+    def _from_memory(self, epoch: int, numbers: Sequence[int], ids: Tensor, partners: Tensor) -> list[Tensor]:
         assert self._array is not None
         views = []
-        for view in task.views:
-            shown = task.partners if view == 2 else task.ids
-            pixels = self._array.index_select(0, shown.to(self._array.device))
-            views.append(self._views(pixels, view, self._seed, task.epoch, task.ids))
+        for view in numbers:
+            shown = (partners if view == 2 else ids).to(self._device)
+            views.append(self._views(self._array.index_select(0, shown), view, self._seed, epoch, ids))
         return views
 
-    def _from_crops(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, list[Tensor]]]:
-        """The views of one task after the other, some tasks being cut ahead; on an accelerator, the crops of the
-        next one are on their way to the device while the loop works on the last."""
-        assert self._crops is not None
-        waiting, cutting = iter(tasks), deque[Cut]()
-        ahead: Cut | None = None
-        try:
-            while True:
-                while len(cutting) < self._crops.ahead and (task := next(waiting, None)) is not None:
-                    cutting.append(self._crops.cut(task))
-                due = cutting.popleft() if cutting else None
-                if due is not None:
-                    self.quarantine(due.wait())
-                    due.send()
-                if self._device.type != "cpu":
-                    due, ahead = ahead, due
-                    if due is None and ahead is not None:
-                        continue
-                if due is None:
-                    return
-                yield due.task, self._finish(due)
-        finally:
-            for cut in (*cutting, *([ahead] if ahead else [])):
-                cut.cancel()
+    def _empty(self, numbers: Sequence[int], count: int) -> list[Tensor]:
+        """Memory for crops, page-locked where there is CUDA."""
+        sizes = [self._views.settings[view].size for view in numbers]
+        return [torch.empty(count, 3, s, s, dtype=torch.uint8, pin_memory=self._cuda) for s in sizes]
 
-    def _finish(self, cut: Cut) -> list[Tensor]:
-        crops = zip(cut.task.views, cut.take(), strict=True)
-        views = [self._views.of_crops(c, v, self._seed, cut.task.epoch, cut.task.ids) for v, c in crops]
-        cut.release()
-        return views
+    def _send(self, crops: list[Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
+        """Begin to copy crops to the device, beside what it computes; a CPU has them."""
+        if self._stream is None:
+            return [crop.to(self._device) for crop in crops], None
+        with torch.cuda.stream(self._stream):
+            there = [crop.to(self._device, non_blocking=True) for crop in crops]
+            return there, self._stream.record_event()
+
+    def _finished(
+        self,
+        epoch: int,
+        numbers: Sequence[int],
+        rows: list[tuple[int, int]],
+        crops: list[Tensor],
+        copied: torch.cuda.Event | None,
+    ) -> Batch:
+        if copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(copied)
+            for crop in crops:
+                crop.record_stream(stream)
+        ids, partners = torch.tensor(rows).unbind(1)
+        named = zip(numbers, crops, strict=True)
+        views = [self._views.of_crops(crop, view, self._seed, epoch, ids) for view, crop in named]
+        return self._batch(ids, partners, views)
+
+    def _batch(self, ids: Tensor, partners: Tensor, views: list[Tensor]) -> Batch:
+        return Batch(ids.to(self._device), partners.to(self._device), views)
 
     def _into_memory(self) -> Tensor | None:
-        """The images, if they are few, small and of one size, else None."""
-        images = self.images
-        array = images.as_array()
+        """All images as uint8 (N, C, H, W), if they are few, small and of one size, else None."""
+        images, array = self.images, self.images.as_array()
         first = first_readable(images, 0, self._seed, images.load)[0] if array is None else array[0]
         if max(first.shape[-2:]) > _IN_MEMORY_SIDE or len(images) * first.numel() > _IN_MEMORY_BYTES:
             return None
-        if array is None:
-            array, failed = _read_all(images, self._seed, self.workers)
-            self.quarantine(failed)
-        return array
+        if array is not None:
+            return array
+        pixels, failed = torch.empty(len(images), *first.shape, dtype=torch.uint8), Failed()
+
+        def fill(i: int) -> bool:
+            image, unread = first_readable(images, i, self._seed, images.load)
+            failed.update(unread)
+            if image.shape == first.shape:
+                pixels[i] = image
+            return image.shape == first.shape
+
+        with ThreadPoolExecutor(max(1, self.workers)) as pool:
+            for fits in pool.map(fill, range(len(images))):
+                if not fits:
+                    pool.shutdown(cancel_futures=True)
+                    return None
+        self.quarantine(failed)
+        return pixels
 
 
-def _read_all(images: ImageSet, seed: int, threads: int) -> tuple[Tensor | None, Failed]:
-    """All images as uint8 (N, 3, H, W), or None if sizes differ; and what could not be read."""
-    first, failed = first_readable(images, 0, seed, images.load)
-    array = torch.empty(len(images), *first.shape, dtype=torch.uint8)
-
-    def fill(i: int) -> Failed | None:
-        pixels, missing = first_readable(images, i, seed, images.load)
-        if pixels.shape != first.shape:
-            return None
-        array[i] = pixels
-        return missing
-
-    with ThreadPoolExecutor(max(1, threads)) as pool:
-        for missing in pool.map(fill, range(len(images)), chunksize=256):
-            if missing is None:
-                pool.shutdown(cancel_futures=True)
-                return None, {}
-            failed.update(missing)
-    return array, failed
+def _rows(ids: Tensor, partners: Tensor) -> list[tuple[int, int]]:
+    return list(zip(ids.tolist(), partners.tolist(), strict=True))

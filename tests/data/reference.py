@@ -16,7 +16,7 @@ _JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.ad
 def torchvision_views(config: ViewsConfig, images: Tensor, view: int, uniforms: Tensor) -> Tensor:
     """One view (B, 3, S, S) of each image, from its row of uniforms (B, UNIFORMS)."""
     settings = ViewSettings.of(config, view)
-    crops, changes = CropDraws.of(settings, uniforms), draw_changes(settings, uniforms)
+    crops, changes = CropDraws(settings, uniforms), draw_changes(settings, uniforms)
     mode, size = InterpolationMode(settings.interpolation), [settings.size, settings.size]
     pixels = []
     for i, image in enumerate(images):

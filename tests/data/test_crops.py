@@ -1,17 +1,28 @@
 """Views against torchvision, operation by operation and as a whole."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from adasim.config import ViewsConfig
-from adasim.data import BatchedViews, augment, crops
-from adasim.data.crops import UNIFORMS, Boxes, Changes, CropDraws, ViewSettings, draw_changes
+from adasim.data import BatchedViews, FolderImages, augment, crops
+from adasim.data.crops import (
+    UNIFORMS,
+    Changes,
+    CropDraws,
+    CropWorker,
+    ViewSettings,
+    draw_changes,
+    reduction,
+    view_uniforms,
+)
 from adasim.models.transform import EvalTransform
 from adasim.registry import METHODS
 from adasim.util import seeding
@@ -22,16 +33,16 @@ from .reference import torchvision_views
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
-def drawn(
-    settings: ViewSettings, count: int, height: int, width: int, seed: int = 0
-) -> tuple[Boxes, Changes]:
-    uniforms = seeding.uniform(seed, "test", 0, torch.arange(count), UNIFORMS)
-    sizes = torch.full((count,), height), torch.full((count,), width)
-    return CropDraws.of(settings, uniforms).boxes(*sizes), draw_changes(settings, uniforms)
+Boxes = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def drawn(settings: ViewSettings, count: int, height: int, width: int) -> tuple[Boxes, Changes]:
+    uniforms = seeding.uniform(0, "test", 0, torch.arange(count), UNIFORMS)
+    return CropDraws(settings, uniforms).boxes(height, width), draw_changes(settings, uniforms)
 
 
 def box(boxes: Boxes, i: int) -> list[int]:
-    return [int(side[i]) for side in (boxes.top, boxes.left, boxes.height, boxes.width)]
+    return [int(side[i]) for side in boxes]
 
 
 @pytest.fixture
@@ -73,9 +84,9 @@ def test_the_crop_of_one_image_is_torchvisions(recipe: str, channels_last: bool)
 
 def test_a_box_never_leaves_the_image_and_that_of_one_image_is_that_of_the_batch() -> None:
     settings = ViewSettings.of(ViewsConfig(scale=(0.05, 1.0)), 1)
-    draws = CropDraws.of(settings, seeding.uniform(1, "test", 0, torch.arange(500), UNIFORMS))
+    draws = CropDraws(settings, seeding.uniform(1, "test", 0, torch.arange(500), UNIFORMS))
     for H, W in ((100, 100), (375, 500), (8, 8), (1, 50), (50, 1), (33, 500)):
-        boxes = draws.boxes(torch.full((500,), H), torch.full((500,), W))
+        boxes = draws.boxes(H, W)
         for i in range(500):
             top, left, height, width = box(boxes, i)
             assert draws.box(i, H, W) == (top, left, height, width)
@@ -149,7 +160,7 @@ def test_views_are_torchvisions_whether_cropped_in_memory_or_one_by_one(
     batched = BatchedViews(config)
     in_memory = batched(images, view, 5, 2, ids)
     settings = batched.settings[view]
-    draws = CropDraws.of(settings, seeding.uniform(5, f"view{view}", 2, ids, UNIFORMS))
+    draws = CropDraws(settings, seeding.uniform(5, f"view{view}", 2, ids, UNIFORMS))
     cut = [
         crops.crop_image(image.expand(3, -1, -1), settings, draws.box(i, 40, 32))
         for i, image in enumerate(images)
@@ -234,7 +245,7 @@ def test_strength_zero_leaves_only_crop_and_flip() -> None:
     settings = ViewSettings.of(config, 2)
     images, ids = smooth(30, 32, 32), torch.arange(30)
     uniforms = seeding.uniform(0, "view2", 0, ids, UNIFORMS)
-    boxes = CropDraws.of(settings, uniforms).boxes(torch.full((30,), 32), torch.full((30,), 32))
+    boxes = CropDraws(settings, uniforms).boxes(32, 32)
     expected = crops.crop_batch(images, settings, boxes, draw_changes(settings, uniforms).flip)
     assert torch.equal(BatchedViews(config)(images, 2, 0, 0, ids), expected)
 
@@ -279,11 +290,65 @@ def test_crops_are_distributed_as_torchvisions(height: int, width: int) -> None:
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     with seeding.seeded(0):
         made = [theirs.make_params([image]) for _ in range(n)]
-    for name in ("top", "left", "height", "width"):
-        a = getattr(ours, name).double().sort().values
+    for name, side in zip(("top", "left", "height", "width"), ours, strict=True):
+        a = side.double().sort().values
         b = torch.tensor([d[name] for d in made]).double().sort().values
         grid = torch.cat([a, b])
         gap = (
             torch.searchsorted(a, grid, right=True) - torch.searchsorted(b, grid, right=True)
         ).abs().max() / n
         assert gap < 1.95 * (2 / n) ** 0.5  # Kolmogorov and Smirnov, at one in a thousand
+
+
+# JPEGs at reduced size
+
+
+def test_a_reduced_image_is_no_smaller_than_any_view_of_it_needs() -> None:
+    assert reduction([(448, 900, 224)]) == 1
+    assert reduction([(895, 896, 224)]) == 1
+    assert reduction([(896, 896, 224)]) == 4
+    assert reduction([(1792, 2000, 224)]) == 8
+    assert reduction([(9000, 9000, 224), (700, 384, 96)]) == 4  # the local crop decides
+    assert reduction([(9000, 9000, 224), (100, 100, 224)]) == 1  # enlarged anyway: by no more than before
+
+
+def cut(
+    images: FolderImages, views: ViewsConfig, numbers: tuple[int, ...], i: int, count: int
+) -> list[Tensor]:
+    """Crops of image i, `count` times, of 32 pixels."""
+    made = [torch.empty(count, 3, 32, 32, dtype=torch.uint8) for _ in numbers]
+    CropWorker(images, views, 0)((1, numbers), [(i, i)] * count, made)
+    return made
+
+
+@pytest.mark.parametrize("size", [(800, 1200), (801, 1203)])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_reduced_crop_shows_the_same_box(tmp_path: Path, orientation: int, size: tuple[int, int]) -> None:
+    """On an image without fine detail, where only a shift or a stretch of the box could make a difference: half a
+    pixel of the reduced image would be two levels."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = smooth(1, *size)[0].permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(tmp_path / "0.jpg", quality=98, exif=exif, subsampling=0)
+    images = FolderImages(tmp_path)
+    views = [ViewsConfig(size=32, local_crops=1, local_size=32, reduced_jpeg=r) for r in (False, True)]
+    upright = orientation == 1 or size == (800, 1200)
+    for exact, close in zip(*(cut(images, config, (1, 3), 0, 4) for config in views), strict=True):
+        difference = (exact.int() - close.int()).abs().float()
+        assert difference.mean() < 0.6
+        assert (difference.max() > 0) == upright  # a turned photo of odd sides is decoded whole
+    _, scale = images.load_reduced(0, lambda height, width: 8)
+    assert scale == (8 if upright else 1)
+
+
+def test_only_jpegs_are_reduced_and_only_if_asked(tmp_path: Path) -> None:
+    pixels = Image.fromarray(smooth(1, 800, 1000)[0].permute(1, 2, 0).numpy())
+    pixels.save(tmp_path / "0.png")
+    pixels.save(tmp_path / "1.jpg")
+    images = FolderImages(tmp_path)
+    shapes = [tuple(images.load_reduced(i, lambda height, width: 8)[0].shape) for i in (0, 1)]
+    assert shapes == [(3, 800, 1000), (3, 100, 125)]
+    (crop,) = cut(images, ViewsConfig(size=32, reduced_jpeg=False), (1,), 1, 1)
+    settings = ViewSettings.of(ViewsConfig(size=32), 1)
+    box = CropDraws(settings, view_uniforms(0, 1, 1, torch.tensor([1]))).box(0, 800, 1000)
+    assert torch.equal(crop[0], crops.crop_image(images.load(1), settings, box))

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, Batch, BatchedViews, FolderImages, ImageSet, PairLoader, synthetic
-from adasim.data.crop_worker import first_readable
-from adasim.data.crops import UNIFORMS, CropDraws, crop_image
+from adasim.data.crops import UNIFORMS, CropDraws, crop_image, first_readable
 from adasim.util import seeding
 from adasim.util.errors import UserError
 
@@ -62,7 +61,7 @@ def test_a_batch_holds_the_querys_view_1_and_the_partners_view_2_under_the_query
         assert torch.equal(batch.partners, partners[batch.ids])
         for number, view in enumerate(batch.views, start=1):
             settings = views.settings[number]
-            draws = CropDraws.of(settings, seeding.uniform(3, f"view{number}", 5, batch.ids, UNIFORMS))
+            draws = CropDraws(settings, seeding.uniform(3, f"view{number}", 5, batch.ids, UNIFORMS))
             shown = [images.load(i) for i in (batch.partners if number == 2 else batch.ids).tolist()]
             boxes = [draws.box(row, *image.shape[-2:]) for row, image in enumerate(shown)]
             cut = [crop_image(image, settings, box) for image, box in zip(shown, boxes, strict=True)]

@@ -95,7 +95,7 @@ def test_what_mps_gets_wrong_is_not_asked_of_it() -> None:
     package = Path(adasim.__file__).parent
     texts = {str(path.relative_to(package)): path.read_text() for path in package.rglob("*.py")}
     assert {name for name, text in texts.items() if "torch.channels_last" in text} == {"dist/devices.py"}
-    on_cuda_alone = {"dist/collectives.py", "data/crop_worker.py"}
+    on_cuda_alone = {"dist/collectives.py", "data/loader.py"}
     assert {name for name, text in texts.items() if "non_blocking=" in text} == {
         "dist/devices.py",
         *on_cuda_alone,
