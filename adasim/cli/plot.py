@@ -11,8 +11,8 @@ import tyro
 
 from adasim.cli.options import Command, read_options
 from adasim.runs.access import require_run
-from adasim.tools.curves import PANELS
 from adasim.tools.outputs import check_figure
+from adasim.tools.plot import PANELS, plot
 from adasim.util.terminal import say
 
 _OUT = (
@@ -50,8 +50,6 @@ def main(arguments: Sequence[str]) -> None:
         require_run(run)
     if asked.out is not None:
         check_figure(asked.runs, asked.out)
-
-    from adasim.tools.plot import plot  # matplotlib and torch are slow to import
 
     written = plot(asked.runs, asked.out, curves=asked.curves, say=say)
     say(f"Curves: {', '.join(map(str, written))}")

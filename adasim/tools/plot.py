@@ -7,41 +7,87 @@ any colour vision tell apart; their yellow, which is lost on white paper, is lef
 from __future__ import annotations
 
 import io
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
-from adasim.run import Run, load_run
-from adasim.tools.curves import (
-    PANELS,
-    Band,
-    Curve,
-    Group,
-    Grouped,
-    Line,
-    Panel,
-    RunCurves,
-    band,
-    folder_name,
-    group,
-    shared_words,
-)
 from adasim.tools.outputs import FIGURE_MARK, check_figure
 from adasim.util.errors import UserError, suggest
 from adasim.util.files import atomic_write, write_errors
-from adasim.util.terminal import without_font_warnings
+from adasim.util.terminal import shortened, without_font_warnings
+
+if TYPE_CHECKING:  # imports torch, and `adasim plot --help` lists the panels without it
+    from adasim.run import Run
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "<", ">", "d")  # one more than colours, so that their pairs repeat late
 STYLES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, QUIET = "#222222", "#d9d9d9"
 INCHES, DPI = (16.0, 9.0), 120  # 1920 x 1080 pixels
-_COLUMNS = (1, 2, 2, 2, 3, 3, 4, 4, 3, 4, 4, 4)  # of one panel, of two, ...
-_FEW = 12  # points that are each marked
-_BAND = "line: mean over random seeds; band: smallest to largest"
 MOST_LINES = 24  # with more, the legend leaves no room for the curves
+_COLUMNS = (1, 2, 2, 2, 3, 3, 4, 4, 3, 4, 4, 4)  # of one panel, of two, ...
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    lines: dict[str, tuple[str, ...]]
+    """{label: metrics}: of the metrics in metrics.jsonl, the first that a run has is drawn."""
+    shares: bool = False
+    """Whether values are shares of 1, which are drawn in percent."""
+    percent: bool = False
+    """Whether values lie between 0 and 100."""
+    from_zero: bool = False
+    """Whether 0 is in sight, where its distance matters more than small differences."""
+    of_peak: bool = False
+    """Divide each line by its largest value, which its label then tells: for schedules, which share no unit."""
+
+
+def _shares(title: str, **lines: str) -> Panel:
+    return Panel(title, {label: (metric,) for metric, label in lines.items()}, shares=True, percent=True)
+
+
+_SNAPSHOTS = "snapshot_knn"  # from results.jsonl: of `adasim eval knn RUN --all-snapshots`
+_MOMENTUM = "1 - teacher_momentum"
+PANELS: dict[str, Panel] = {
+    "loss": Panel("Loss (mean of each epoch)", {"": ("epoch_loss", "loss")}),
+    "schedules": Panel(
+        "Optimiser's schedules (relative)",
+        {"learning rate": ("lr",), "weight decay": ("weight_decay",)},
+        of_peak=True,
+    ),
+    "teacher-schedules": Panel(
+        "Teacher's schedules (relative)",
+        {"temperature": ("teacher_temp",), "1 - momentum": (_MOMENTUM,)},
+        of_peak=True,
+    ),
+    "bootstrap": _shares("Bootstrapping ratio (% of pairs)", bootstrap_ratio=""),
+    "nn": _shares(
+        "Nearest neighbour of the same class (%)",
+        partner_accuracy="partner j* (often itself)",
+        nn_accuracy_top1="this epoch's list",
+    ),
+    "second-nn": _shares(
+        "Second neighbour of the same class (%)",
+        other_neighbour_accuracy="p_win without j* and the image",
+        nn_accuracy_top2="this epoch's list",
+    ),
+    "self-match": _shares("Nearest is the image itself (%)", nn_self_top1=""),
+    "knn": Panel("k-NN accuracy (%)", {"": ("knn_top1", _SNAPSHOTS)}, percent=True),
+    "teacher-entropy": _shares("Teacher entropy (% of maximum)", epoch_teacher_entropy_share=""),
+    "spread": Panel(
+        "Feature spread (1: fills the sphere)",
+        {"": ("epoch_feature_spread", "feature_spread")},
+        from_zero=True,
+    ),
+    "rankme": Panel("RankMe (directions in use)", {"": ("epoch_rankme",)}, from_zero=True),
+}
+"""By the names that `--curves` takes, in the order in which they are drawn."""
 
 
 def plot(
@@ -67,62 +113,53 @@ def plot(
     >>> adasim.plot("runs/demo")                                          # doctest: +SKIP
     >>> adasim.plot(["runs/a", "runs/b"], "knn.svg", curves=["knn"])      # doctest: +SKIP
     """
+    from adasim.run import Run, load_run
+
     several = [runs] if isinstance(runs, str | Path | Run) else runs
     if not several:
         raise UserError("Which runs? Name the folder of one, or of several.")
     opened = [run if isinstance(run, Run) else load_run(run, say) for run in several]
     opened = list({run.path.resolve(): run for run in opened}.values())  # each once
     files = check_figure([run.path for run in opened], None if out is None else Path(out))
-    read = _with_epochs(opened, say)
-    panels = _panels(curves, read)
-    grouped = group(read)
-    if len(grouped.groups) > MOST_LINES:
+    read = [one for one in map(RunCurves, opened) if one.epochs]
+    if not read:
+        which = f"{opened[0].path} has" if len(opened) == 1 else "These runs have"
+        raise UserError(f"{which} not finished an epoch yet: there is nothing to draw. Come back later.")
+    for run in opened:
+        if all(run is not one.run for one in read):
+            say(f"{run.path} has not finished an epoch yet, and is left out.")
+    panels = [_panel(name, read) for name in curves] or list(PANELS.values())
+    groups, unsaid = group(read)
+    if len(groups) > MOST_LINES:
         raise UserError(
-            f"These runs are of {len(grouped.groups)} different settings, and a figure has room for {MOST_LINES}. "
+            f"These runs are of {len(groups)} different settings, and a figure has room for {MOST_LINES}. "
             f"Name fewer."
         )
-    figure = draw(grouped, panels, constant=bool(curves))
+    figure = draw(groups, panels, unsaid, constant=bool(curves))
     if figure is None:
         wanted = f" for {', '.join(curves)}" if curves else ""
-        raise UserError(f"There is nothing to draw{wanted}: {_names(read)} logged no such numbers.")
-    for one in grouped.groups:
-        if len(grouped.groups) > 1 or len(one.runs) > 1:
-            say(f"{one.label or 'mean and band'}: {_names(one.runs)}")
-    if grouped.unsaid:
-        say(f"They also differ in {', '.join(grouped.unsaid)}.")
+        raise UserError(f"There is nothing to draw{wanted}: {_paths(read)} logged no such numbers.")
+    for one in groups:
+        if len(groups) > 1 or len(one.runs) > 1:
+            say(f"{one.label or 'mean and band'}: {_paths(one.runs)}")
+    if unsaid:
+        say(f"They also differ in {', '.join(unsaid)}.")
     for file in files:
         _write(figure, file)
         figure.set_layout_engine("none")  # everything has its place now, for the next file too
     return files
 
 
-def _with_epochs(runs: Sequence[Run], say: Callable[[str], None]) -> list[RunCurves]:
-    """The runs that have finished an epoch."""
-    read = []
-    for run in runs:
-        one = RunCurves(run)
-        if one.epochs:
-            read.append(one)
-        elif len(runs) > 1:
-            say(f"{run.path} has not finished an epoch yet, and is left out.")
-    if not read:
-        which = f"{runs[0].path} has" if len(runs) == 1 else "These runs have"
-        raise UserError(f"{which} not finished an epoch yet: there is nothing to draw. Come back later.")
-    return read
-
-
-def _panels(names: Sequence[str], runs: Sequence[RunCurves]) -> list[Panel]:
-    """The panels of these names; all where none is named."""
-    if not names:
-        return list(PANELS.values())
+def _panel(name: str, runs: Sequence[RunCurves]) -> Panel:
     logged = {metric for one in runs for metric in one.metrics()}
-    panels = []
-    for name in names:
-        if name not in PANELS and name not in logged:
-            hint = suggest(name, [*PANELS, *sorted(logged - PANELS.keys())])
-            raise UserError(f"--curves {name}: these runs have logged nothing of that name. {hint}")
-        panels.append(PANELS.get(name) or Panel(name.replace("_", " "), (Line((name,)),)))
-    return panels
+    if name not in PANELS and name not in logged:
+        hint = suggest(name, [*PANELS, *sorted(logged - PANELS.keys())])
+        raise UserError(f"--curves {name}: these runs have logged nothing of that name. {hint}")
+    return PANELS.get(name) or Panel(name.replace("_", " "), {"": (name,)})
+
+
+def _paths(runs: Iterable[RunCurves]) -> str:
+    return ", ".join(str(one.run.path) for one in runs)
 
 
 def _write(figure: Any, file: Path) -> None:
@@ -142,17 +179,194 @@ def _write(figure: Any, file: Path) -> None:
         atomic_write(file, buffer.getvalue())
 
 
-def _names(runs: Sequence[RunCurves]) -> str:
-    return ", ".join(str(one.run.path) for one in runs)
+# ---- the curves of a run ----
+
+Curve = dict[float, float]
+"""{epochs done: value}, in this order."""
+
+
+class RunCurves:
+    """What a run has logged, by epochs done instead of steps.
+
+    Attributes:
+        run: the run.
+        epochs: how many epochs it has finished; 0 means that there is nothing to draw yet.
+        reached: the same with the part of the epoch that it is in.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        placed = [line for line in run.metrics if _is_number(line["step"]) and _is_number(line.get("epoch"))]
+        # A line of epoch e (from 0) stands at most e + 1 epochs into the run, and at an epoch's end just there.
+        self._steps = max((line["step"] / (line["epoch"] + 1) for line in placed), default=0.0)
+        self.reached = max((line["step"] for line in placed), default=0) / (self._steps or 1.0)
+        # In the first epoch nobody knows how long one is.
+        known = any(line["epoch"] or "epoch_loss" in line for line in placed)
+        self.epochs = int(self.reached + 1e-6) if known else 0
+
+    def metrics(self) -> set[str]:
+        """The names of all numbers that were logged."""
+        names = {name for line in self.run.metrics for name, value in line.items() if _is_number(value)}
+        return names - {"step", "epoch"}
+
+    def curve(self, metrics: Sequence[str], in_percent: bool = False) -> Curve:
+        """The points of the first of these metrics that has any; what is no number (an infinite loss) is left out."""
+        for name in metrics:
+            if name == _SNAPSHOTS:
+                points = self._snapshots()
+            else:
+                logged = self.run.curve(name.removeprefix("1 - ")).items() if self._steps else ()
+                points = {round(s / self._steps, 6): y for s, y in logged if _is_number(s) and _is_number(y)}
+            if points:
+                scale, start = (100, 0) if in_percent else (-1, 1) if name == _MOMENTUM else (1, 0)
+                return {x: start + scale * y for x, y in sorted(points.items())}
+        return {}
+
+    def _snapshots(self) -> Curve:
+        """k-NN accuracy of the run's snapshots, as measured last: on the same images with the same setting."""
+        measured = [one for one in self.run.results if one.protocol == "knn" and "epoch" in one.model]
+        return {one.model["epoch"]: one.value for one in measured if one.column == measured[-1].column}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Several curves as one."""
+
+    epochs: list[float]
+    """Where all of them have a value."""
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    rest: list[Curve]
+    """The curves beyond the last of these epochs, each by itself: of runs that are ahead of the others."""
+
+    def values(self) -> list[float]:
+        return [*self.low, *self.high, *(y for curve in self.rest for y in curve.values())]
+
+
+def band(curves: Sequence[Curve]) -> Band:
+    """Mean, smallest and largest value of the curves that have any."""
+    curves = [curve for curve in curves if curve]
+    common = sorted(set.intersection(*map(set, curves))) if curves else []
+    values = [[curve[x] for curve in curves] for x in common]
+    last = common[-1] if common else -math.inf
+    rest = [{x: y for x, y in curve.items() if x >= last} for curve in curves if max(curve) > last]
+    mean = [sum(at) / len(at) for at in values]
+    return Band(common, mean, [*map(min, values)], [*map(max, values)], rest)
+
+
+# ---- which runs are one setting with several random seeds ----
+
+_MOST_WORDS = 3  # settings in a label; a talk has no room for more
+_LETTERS = 48  # of a name in a legend
+_WORDS = {
+    "method": "{}",
+    "pairs": "{} pairs",
+    "neighbors.tau": "tau {}",
+    "neighbors.window": "window {}",
+    "neighbors.k": "K {}",
+    "model.name": "{}",
+    "data.source": "{}",
+    "epochs": "{} epochs",
+    "batch_size": "batch {}",
+    "optim.lr": "learning rate {}",
+}
+"""The settings that people compare most, the most telling first."""
+_NAMES = {"dino": "DINO", "simsiam": "SimSiam", "nnclr": "NNCLR", "adasim": "AdaSim"}
+
+
+@dataclass
+class Group:
+    """Runs that are drawn as one line."""
+
+    label: str
+    runs: list[RunCurves]
+
+
+def group(runs: Sequence[RunCurves]) -> tuple[list[Group], list[str]]:
+    """Runs that differ by their random seed alone together; each group labelled by what tells it from the others.
+    Also the settings in which the groups differ, too, and for which the labels have no room.
+
+    Two runs of the same settings and the same seed differ by something that we cannot see (a version, a repetition):
+    they are kept apart, and named by their folders.
+    """
+    from adasim.runs.grouping import group_by_setting  # torch comes with it
+
+    grouped = group_by_setting([(one.run.config, one.run.data_fingerprint) for one in runs])
+    words, unsaid = labels([settings for settings, _ in grouped])
+    names = [_folder(one) for one in runs]
+    if len(set(names)) < len(names):
+        names = [shortened(one.run.path, _LETTERS) for one in runs]
+    groups: list[tuple[str, list[int]]] = []
+    for label, (_, places) in zip(words, grouped, strict=True):
+        seeds = {runs[i].run.config.seed for i in places}
+        together = len(seeds) == len(places)
+        groups += [(label, places)] if together else [(_joined(label, names[i]), [i]) for i in places]
+    taken = [label for label, _ in groups]  # one label twice: they differ by what has no place in both
+    unique = [
+        label if taken.count(label) == 1 else _joined(label, names[places[0]]) for label, places in groups
+    ]
+    return [Group(label, [runs[i] for i in groups[n][1]]) for n, label in enumerate(unique)], unsaid
+
+
+def labels(settings: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """A label for each: its values of the settings in which they differ; and those settings that were left out."""
+
+    def kinds(names: Sequence[str]) -> int:
+        return len({json.dumps([one.get(name, "absent") for name in names]) for one in settings})
+
+    order = list(_WORDS)
+    known = {name for one in settings for name in one}
+    differing = sorted(
+        (name for name in known if len({json.dumps(one[name]) for one in settings if name in one}) > 1),
+        key=lambda name: (order.index(name) if name in order else len(order), name),
+    )
+    chosen: list[str] = []
+    for name in differing:
+        if kinds([*chosen, name]) > kinds(chosen):  # it tells apart what those before do not
+            chosen.append(name)
+    chosen += [name for name in differing if name not in chosen][: max(0, _MOST_WORDS - len(chosen))]
+    shown = [name for name in differing if name in chosen]
+    words = [_joined(*(in_words(name, one[name]) for name in shown if name in one)) for one in settings]
+    return words, [name for name in differing if name not in chosen]
+
+
+def in_words(name: str, value: Any) -> str:
+    """A setting as people say it: `tau 0.2`, `AdaSim pairs`, `teacher temp 0.07`."""
+    if name == "data.source":
+        value = PurePath(str(value)).name or value  # by name, not by path
+    if isinstance(value, list):
+        value = (" to " if len(value) == 2 else ", ").join(map(str, value))
+    if isinstance(value, bool):
+        value = "on" if value else "off"
+    if name in ("method", "pairs"):
+        value = _NAMES.get(str(value), value)
+    pattern = _WORDS.get(name, f"{name.split('.')[-1].replace('_', ' ')} {{}}")
+    return shortened(pattern.format(value), _LETTERS)
+
+
+def _folder(one: RunCurves) -> str:
+    return shortened(one.run.path.resolve().name, _LETTERS)
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(word for word in words if word)
 
 
 # ---- drawing ----
 
 
-def draw(grouped: Grouped, panels: Sequence[Panel], *, constant: bool = True) -> Any:
+def draw(
+    groups: Sequence[Group], panels: Sequence[Panel], unsaid: Sequence[str] = (), *, constant: bool = True
+) -> Any:
     """A matplotlib Figure with these panels; those that no run has numbers for are left out.
 
     Args:
+        unsaid: settings in which the groups differ beside their labels; the title counts them.
         constant: draw also the schedules that are one number, always and in all runs.
 
     Returns None if nothing is left.
@@ -160,106 +374,77 @@ def draw(grouped: Grouped, panels: Sequence[Panel], *, constant: bool = True) ->
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    groups = grouped.groups
     drawn = [(panel, lines) for panel in panels if (lines := _lines(groups, panel, constant))]
     if not drawn:
         return None
-    rows, columns = _grid(len(drawn))
+    count = len(drawn)
+    columns = _COLUMNS[count - 1] if count <= len(_COLUMNS) else math.ceil(math.sqrt(count * 4 / 3))
     size = {1: 15.0, 2: 14.0, 3: 12.0}.get(columns, 11.0)  # points, 1/72 inch: 11 are 18.3 pixels
     with rc_context({**_LOOK, "font.size": size, "legend.fontsize": size, "axes.titlesize": size * 1.1}):
         figure: Any = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.02, hspace=0.03)
         longest = max(one.reached for group in groups for one in group.runs)
         for place, (panel, lines) in enumerate(drawn):
-            axes = figure.add_subplot(rows, columns, place + 1)
+            axes = figure.add_subplot(math.ceil(count / columns), columns, place + 1)
             _draw_panel(axes, panel, lines, len(groups))
             axes.set_title(panel.title, loc="left", color=INK, parse_math=False)
             axes.set_xlim(0, longest * 1.02)
             axes.xaxis.get_major_locator().set_params(integer=True, nbins=5, steps=[1, 2, 5, 10])
-            if place + columns >= len(drawn):
+            if place + columns >= count:
                 axes.set_xlabel("epochs")
-        _head(figure, grouped, size * 1.3)
+        _head(figure, groups, unsaid, size * 1.3)
     return figure
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """One line of a panel, of one group of runs; `group` is None where it is the same in all of them."""
-
-    group: int | None
-    number: int
-    line: Line
-    band: Band
-
-    @property
-    def colour(self) -> str:
-        return INK if self.group is None else COLOURS[self.group % len(COLOURS)]
-
-    @property
-    def marker(self) -> str:
-        return "" if self.group is None else MARKERS[self.group % len(MARKERS)]
-
-    def values(self) -> list[float]:
-        return [*self.band.low, *self.band.high, *(y for curve in self.band.rest for y in curve.values())]
+def _lines(groups: Sequence[Group], panel: Panel, constant: bool) -> list[tuple[int, int, Band]]:
+    """Number, group and values of each line that has any."""
+    lines = []
+    for number, metrics in enumerate(panel.lines.values()):
+        bands = [band([run.curve(metrics, panel.shares) for run in group.runs]) for group in groups]
+        if constant or not panel.of_peak or len({y for one in bands for y in one.values()}) > 1:
+            lines += [(number, place, one) for place, one in enumerate(bands) if one.values()]
+    return lines
 
 
-def _lines(groups: Sequence[Group], panel: Panel, constant: bool) -> list[_Drawn]:
-    """All lines of the panel that have any numbers."""
-    lines: list[_Drawn] = []
-    for number, line in enumerate(panel.lines):
-        curves = [[run.curve(line) for run in group.runs] for group in groups]
-        if panel.of_peak and len(groups) > 1 and (same := _same_in_all([c for some in curves for c in some])):
-            drawn = [_Drawn(None, number, line, band([same]))]
-        else:
-            drawn = [_Drawn(place, number, line, band(some)) for place, some in enumerate(curves)]
-        lines += [one for one in drawn if one.band.epochs or one.band.rest]
-    if constant or not panel.of_peak:
-        return lines
-    moving = {one.number for one in lines if len(set(one.values())) > 1}
-    differing = {one.number for one in lines if one.group is not None and len(groups) > 1}
-    return [one for one in lines if one.number in moving | differing]
+def _draw_panel(axes: Any, panel: Panel, lines: Sequence[tuple[int, int, Band]], groups: int) -> None:
+    from matplotlib.lines import Line2D
 
-
-def _same_in_all(curves: Sequence[Curve]) -> Curve:
-    """The curve that all of these are parts of, if there is one."""
-    whole: Curve = {}
-    for curve in curves:
-        if any(whole.get(x, y) != y for x, y in curve.items()):
-            return {}
-        whole |= curve
-    return dict(sorted(whole.items()))
-
-
-def _draw_panel(axes: Any, panel: Panel, lines: Sequence[_Drawn], groups: int) -> None:
-    peaks: dict[int, float] = {}
-    for one in lines:
-        peaks[one.number] = max(peaks.get(one.number, -math.inf), *one.values())
-    for one in lines:
-        unit = peaks[one.number] if panel.of_peak and peaks[one.number] > 0 else 1.0
-        look = {"color": one.colour, "linestyle": STYLES[one.number % len(STYLES)]}
-        epochs = one.band.epochs
-        if epochs:
-            if one.band.low != one.band.high:
-                low, high = ([y / unit for y in edge] for edge in (one.band.low, one.band.high))
-                axes.fill_between(epochs, low, high, color=one.colour, alpha=0.18, linewidth=0)
-            marks = _marks(len(epochs), one.group or 0, groups)
-            axes.plot(epochs, [y / unit for y in one.band.mean], marker=one.marker, markevery=marks, **look)
-        for curve in one.band.rest:
-            alone = one.marker if len(curve) == 1 else ""
-            axes.plot(list(curve), [y / unit for y in curve.values()], linewidth=1.2, marker=alone, **look)
+    handles = []
+    for number, label in enumerate(panel.lines):
+        own = [(group, band) for other, group, band in lines if other == number]
+        if not own:
+            continue
+        peak = max(y for _, band in own for y in band.values()) if panel.of_peak else 1.0
+        unit, style = peak if peak > 0 else 1.0, STYLES[number % len(STYLES)]
+        label += f" (1 = {peak:.3g})" if panel.of_peak else ""
+        handles.append(Line2D([], [], color=INK, linestyle=style, label=label))
+        for group, band in own:
+            colour, marker = _look(group)
+            few = len(band.epochs) <= 12
+            every = 1 if few else len(band.epochs) // 5
+            mean, low, high = ([y / unit for y in part] for part in (band.mean, band.low, band.high))
+            if low != high:
+                axes.fill_between(band.epochs, low, high, color=colour, alpha=0.18, linewidth=0)
+            if band.epochs:  # of many points some are marked, at other places for each of several groups
+                marks = {
+                    "marker": marker if few or groups > 1 else "",
+                    "markevery": (every * group // groups, every),
+                }
+                axes.plot(band.epochs, mean, color=colour, linestyle=style, **marks)
+            for curve in band.rest:
+                x, y = list(curve), [y / unit for y in curve.values()]
+                alone = marker if len(x) == 1 else ""
+                axes.plot(x, y, color=colour, linestyle=style, linewidth=1.2, marker=alone)
     _limit(axes, panel)
     if len(panel.lines) > 1:
-        _explain(axes, panel, {one.number: one.line for one in lines}, peaks)
+        where = "upper right" if panel.of_peak else "best"
+        # In a full panel no place is free: the words then lie on a pale ground, not among the lines.
+        axes.legend(handles=handles, loc=where, frameon=True, framealpha=0.8, edgecolor="none")
 
 
-def _marks(points: int, place: int, groups: int) -> list[int]:
-    """Which points bear a marker: all of a few; of many about five, at other places for each of several runs."""
-    if points <= _FEW:
-        return list(range(points))
-    if groups == 1:
-        return []
-    apart = points / 5
-    return sorted({min(points - 1, int(apart * (i + (place + 0.5) / groups))) for i in range(5)})
+def _look(group: int) -> tuple[str, str]:
+    """Colour and marker of a group."""
+    return COLOURS[group % len(COLOURS)], MARKERS[group % len(MARKERS)]
 
 
 def _limit(axes: Any, panel: Panel) -> None:
@@ -279,35 +464,20 @@ def _limit(axes: Any, panel: Panel) -> None:
     axes.set_ylim(low, high)
 
 
-def _explain(axes: Any, panel: Panel, lines: dict[int, Line], peaks: dict[int, float]) -> None:
-    """A legend for the kinds of line."""
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for number, line in sorted(lines.items()):
-        peak = f" (1 = {peaks[number]:.3g})" if panel.of_peak else ""
-        handles.append(
-            Line2D([], [], color=INK, linestyle=STYLES[number % len(STYLES)], label=line.label + peak)
-        )
-    where = "upper right" if panel.of_peak else "best"
-    # In a full panel no place is free: the words then lie on a pale ground, not among the lines.
-    axes.legend(handles=handles, loc=where, frameon=True, framealpha=0.8, edgecolor="none")
-
-
-def _head(figure: Any, grouped: Grouped, size: float) -> None:
+def _head(figure: Any, groups: Sequence[Group], unsaid: Sequence[str], size: float) -> None:
     """Above the panels: what was trained, and which line is which if there are several."""
     from matplotlib.lines import Line2D
 
-    groups, title = grouped.groups, _title(grouped)
+    title = _title(groups, len(unsaid))
     if any(len(group.runs) > 1 for group in groups):
-        title += "\n" * bool(title) + _BAND
+        title += "\n" * bool(title) + "line: mean over random seeds; band: smallest to largest"
     if len(groups) == 1:
         figure.suptitle(title, fontsize=size, parse_math=False)
         return
     handles = []
     for place, one in enumerate(groups):
         count = f" ({len(one.runs)} seeds)" if len(one.runs) > 1 else ""
-        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        colour, marker = _look(place)
         handles.append(Line2D([], [], label=one.label + count, color=colour, marker=marker))
     letters = max(len(str(handle.get_label())) for handle in handles)
     columns = max(1, min(len(handles), 130 // (letters + 6)))
@@ -319,25 +489,22 @@ def _head(figure: Any, grouped: Grouped, size: float) -> None:
         text.set_parse_math(False)
 
 
-def _title(grouped: Grouped) -> str:
-    runs = [one for group in grouped.groups for one in group.runs]
-    shared = shared_words(runs)
-    if len(grouped.groups) > 1:
-        count = len(grouped.unsaid)
-        more = f"{count} more {'setting differs' if count == 1 else 'settings differ'}" if count else ""
+def _title(groups: Sequence[Group], unsaid: int) -> str:
+    """What all runs have in common, and of one alone how far it is."""
+    from adasim.runs.grouping import settings_of
+
+    runs = [one for group in groups for one in group.runs]
+    first, *others = [settings_of(one.run.config) for one in runs]
+    names = ("method", "model.name", "pairs", "data.source")
+    same = [name for name in names if all(other[name] == first[name] for other in others)]
+    shared = _joined(*(in_words(name, first[name]) for name in same))
+    if len(groups) > 1:
+        more = f"{unsaid} more {'setting differs' if unsaid == 1 else 'settings differ'}" if unsaid else ""
         return "; ".join(words for words in (shared, more) if words)
-    (*_, one) = runs
     if len(runs) > 1:
         return f"{shared}, {len(runs)} random seeds"
-    total = one.run.config.epochs
-    so_far = f", epoch {one.epochs} of {total}" if one.epochs < total else ""
-    return f"{folder_name(one.run)}: {shared}{so_far}"
-
-
-def _grid(panels: int) -> tuple[int, int]:
-    """Rows and columns that fill a wide page: 1 x 2 for two panels, 3 x 3 for nine, 3 x 4 for ten."""
-    columns = _COLUMNS[panels - 1] if panels <= len(_COLUMNS) else math.ceil(math.sqrt(panels * 4 / 3))
-    return math.ceil(panels / columns), columns
+    done, total = runs[0].epochs, runs[0].run.config.epochs
+    return f"{_folder(runs[0])}: {shared}" + (f", epoch {done} of {total}" if done < total else "")
 
 
 _LOOK: dict[Any, Any] = {

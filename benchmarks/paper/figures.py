@@ -8,8 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from adasim.tools.curves import band
-from adasim.tools.plot import COLOURS
+from adasim.tools.plot import COLOURS, band
 
 from .names import METHOD_NAMES, arm_name
 from .results import Lines, Results
