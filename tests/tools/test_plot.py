@@ -1,4 +1,4 @@
-"""`adasim plot` and the figure at a run's end, looked at through matplotlib's own objects and as a person meets it."""
+"""`adasim plot` and the figure at a run's end, looked at through matplotlib's own objects."""
 
 from __future__ import annotations
 
