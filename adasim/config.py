@@ -1,13 +1,13 @@
 """One tree of dataclasses describes a run: typed once, saved with the run, and the command line's `--help`.
 
-Every field has a docstring under it. `__post_init__` refuses a value that is wrong by itself: of another type than
-its annotation, a name that does not exist, out of range. `Config.check` refuses what only the data can show to be
-wrong (too few images, no labels).
+Every field has a docstring under it, and its range in its annotation. `Config` refuses a value that is wrong by
+itself; `Config.check` refuses what only the data can show to be wrong (too few images, no labels).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -15,110 +15,105 @@ import tyro
 
 from adasim.registry import METHODS, PAIRS
 from adasim.util.errors import UserError
-from adasim.util.fields import at_least, between, check_fields, check_name
+from adasim.util.fields import (
+    Count,
+    Natural,
+    NonNegative,
+    Pixels,
+    Range,
+    Share,
+    check_fields,
+    check_name,
+)
 
 FIXED = tyro.conf.Suppress
 """Of a field that belongs to a published method or recipe: set in Python or by a recipe, not on the command line.
-For those of `ViewsConfig`, a recipe takes the values of its method in settings.py, not the defaults below."""
+For those of `ViewsConfig`, a recipe takes the values of its method in options.py, not the defaults below."""
+
+
+def cosine(start: float, end: float, position: float, length: float) -> float:
+    """Half a cosine from `start` at position 0 to `end` at position `length`."""
+    return end + (start - end) * (1 + math.cos(math.pi * position / length)) / 2
 
 
 @dataclass(kw_only=True)
 class DataConfig:
     """Which images, and how they are read."""
 
-    source: Annotated[str, tyro.conf.arg(aliases=("--data",))] = ""
+    source: Annotated[str, tyro.conf.arg(name="data", prefix_name=False)] = ""
     """A folder of images, an .npz file, `hf:NAME` or `hf:FOLDER` (Hugging Face datasets), or `synthetic[:COUNT]`
     (generated images: what the demo and the desk recipes use when nothing is named)."""
-    workers: int | Literal["auto"] = "auto"
+    workers: Natural | Literal["auto"] = "auto"
     """Loader processes for images that are not kept in memory; 0 reads in the training process. `auto`: this
     process's share of the machine's cores less one, at most 16. Any number gives the same run."""
-    max_unreadable: float = 0.01
+    max_unreadable: Share = 0.01
     """Stop when more than this share of the images cannot be read; below it they are replaced and counted."""
-    exclude: Annotated[str, tyro.conf.arg(aliases=("--exclude",), metavar="VERDICTS.csv")] = ""
+    exclude: Annotated[str, tyro.conf.arg(prefix_name=False, metavar="VERDICTS.csv")] = ""
     """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`. A resume
     reads it again, and refuses another selection."""
-    verify: Annotated[bool, tyro.conf.arg(aliases=("--verify-data",))] = False
+    verify: Annotated[bool, tyro.conf.arg(name="verify-data", prefix_name=False)] = False
     """Read every file before training and keep a hash of all its bytes; on a resume, compare them all. Without it,
     modification times and the contents of a sample are compared."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "data.")
-        if self.workers != "auto":
-            at_least("data.workers", self.workers, 0)
-        between("data.max_unreadable", self.max_unreadable, 0, 1)
 
 
 @dataclass(kw_only=True)
 class ViewsConfig:
     """How an image becomes two (or more) training views."""
 
-    in_memory: bool = True
+    in_memory: Annotated[bool, FIXED] = True
     """Keep small images of one size in memory (up to 64 pixels and 2 GB in all) and crop them there, in whole
     batches. All others, and these without it, are read and cropped by loader processes. Views differ by rounding
     alone."""
     reduced_jpeg: bool = True
     """Decode a JPEG at 1/4 or 1/8 of its size where every crop of it stays at least as large as its view: twice as
     fast for photos of cameras, whose pixels it changes a little (docs/data.md)."""
-    size: int = 224
+    size: Pixels = 224
     """Side of the global views in pixels."""
     scale: tuple[float, float] = (0.4, 1.0)
     """Share of the image's area that a global crop covers."""
-    local_crops: int = 0
+    local_crops: Natural = 0
     """Small extra views for the student alone (multi-crop); 0 as in the paper."""
-    local_size: int | None = None
+    local_size: Annotated[Pixels | None, FIXED] = None
     """Side of the local views in pixels; by default about 3/7 of the global ones': 96 beside 224."""
-    local_scale: tuple[float, float] = (0.05, 0.4)
+    local_scale: Annotated[tuple[float, float], FIXED] = (0.05, 0.4)
     """Share of the image's area that a local crop covers."""
     interpolation: Annotated[Literal["bicubic", "bilinear"], FIXED] = "bicubic"
     """How crops are resized."""
     jitter: Annotated[tuple[float, float, float, float], FIXED] = (0.4, 0.4, 0.2, 0.1)
     """Ranges of brightness, contrast, saturation and hue; four views in five are jittered."""
-    blur_p: Annotated[tuple[float, float, float], FIXED] = (1.0, 0.1, 0.5)
+    blur_p: Annotated[tuple[Share, Share, Share], FIXED] = (1.0, 0.1, 0.5)
     """Probability of a blur of view 1, of view 2 and of a local view."""
-    solarize_p: Annotated[tuple[float, float], FIXED] = (0.0, 0.2)
+    solarize_p: Annotated[tuple[Share, Share], FIXED] = (0.0, 0.2)
     """Probability of a solarisation of view 1 and of view 2."""
-    flip: float = 0.5
+    flip: Share = 0.5
     """How often a view is mirrored; 0 where left and right matter, as in text."""
-    color: float = 1.0
+    color: Share = 1.0
     """Strength of the colour jitter and greyscale; 0 switches both off."""
-    blur: float = 1.0
+    blur: Share = 1.0
     """Multiplies the blur probabilities; 0 switches blur off (wise below 64 pixels)."""
-    solarize: float = 1.0
+    solarize: Annotated[Share, FIXED] = 1.0
     """Multiplies the solarisation probabilities; 0 switches it off."""
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
     """Channel means taken off at the end; ImageNet's by default."""
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    std: tuple[Annotated[float, Range(0.001, 1)], ...] = (0.229, 0.224, 0.225)
     """Channel deviations divided by at the end; ImageNet's by default."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "views.")
-        between("views.size", self.size, 8, 2**14)
-        at_least("views.local_crops", self.local_crops, 0)
-        if self.local_size is not None:
-            between("views.local_size", self.local_size, 8, 2**14)
+    def check(self) -> None:
+        """Refuse what no annotation can say."""
         if self.local_crops and self.local_side > self.size:
             raise UserError(
                 f"views.local_size={self.local_size} is more than views.size={self.size}, and local views are the "
-                f"small ones. Lower --views.local-size."
+                f"small ones. Lower views.local_size."
             )
         for name in ("scale", "local_scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:
                 raise UserError(f"views.{name}={low, high} must satisfy 0 < low <= high <= 1.")
-        for name in ("flip", "color", "blur", "solarize"):
-            between(f"views.{name}", getattr(self, name), 0, 1)
-        for name in ("blur_p", "solarize_p"):
-            for value in getattr(self, name):
-                between(f"views.{name}", value, 0, 1)
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, 3):
                 raise UserError(
                     f"views.{name}={getattr(self, name)} must be one value, or three for red, green and blue."
                 )
-        for value in self.mean:  # both in units of pixels from 0 to 1
-            between("views.mean", value, 0, 1)
-        for value in self.std:
-            between("views.std", value, 0.001, 1)
 
     @property
     def local_side(self) -> int:
@@ -132,14 +127,14 @@ class ModelConfig:
 
     name: str = "vit_small"
     """`vit_tiny`, `vit_small`, `vit_base`, `resnet18`, `resnet50`, `resnet_tiny`, `vit_mini`, or any timm name."""
-    patch_size: int = 16
+    patch_size: Count = 16
     """Side of a ViT's patches in pixels."""
     small_stem: bool = False
     """ResNets: a 3x3 stem without pooling, for images of 32 to 64 pixels."""
     zero_init_residual: Annotated[bool, FIXED] = False
     """ResNets: start every residual branch at zero, as SimSiam published (and DINO did not). With one block per
     stage that leaves too little to start from: keep it off for `resnet_tiny`."""
-    drop_path: float = 0.1
+    drop_path: Annotated[float, Range(0, 0.99), FIXED] = 0.1
     """Stochastic depth of the student (linear from 0 over the blocks); the teacher has none."""
     init: str = ""
     """Weights that the encoder starts from: an earlier run, a file (.safetensors, .pth), a folder with config.json
@@ -148,21 +143,16 @@ class ModelConfig:
     """Batch norms of the encoder use the statistics that `init` brought, as in evaluation, and leave them as they
     are: those of cropped and coloured views would spoil a good encoder."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "model.")
-        at_least("model.patch_size", self.patch_size, 1)
-        between("model.drop_path", self.drop_path, 0, 0.99)
-
 
 @dataclass(kw_only=True)
 class NeighborsConfig:
     """The neighbour memory and the distribution partners are drawn from (the paper's w, K and tau)."""
 
-    window: int = 10
+    window: Count = 10
     """w: how many epochs of top-K lists are averaged."""
-    k: int = 3
+    k: Count = 3
     """K: length of a top-K list, and size of the distribution's support."""
-    tau: float = 0.2
+    tau: NonNegative = 0.2
     """Temperature of p_win; 0 means standard pairs."""
     support: Literal["topk", "union"] = "topk"
     """`topk`: the K best of the window's union, as released. `union`: all of it, as printed in the paper."""
@@ -177,18 +167,15 @@ class NeighborsConfig:
     watch: bool = False
     """Keep the memory beside pairs that do not need it (standard, oracle), to log the same neighbour metrics as a run
     with AdaSim pairs. It changes nothing that is learnt, and costs the memory's room and time."""
-    oracle_p: float = 0.5
+    oracle_p: Share = 0.5
     """Pairs `oracle` only: probability of a standard pair at the last epoch (falls linearly from 1)."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "neighbors.")
-        at_least("neighbors.window", self.window, 1)
-        at_least("neighbors.k", self.k, 1)
-        if not (self.tau == 0 or self.tau >= 1e-6):
+    def check(self) -> None:
+        """Refuse what no annotation can say."""
+        if 0 < self.tau < 1e-6:
             raise UserError(
                 f"neighbors.tau={self.tau} must be 0 (standard pairs), or 1e-6 or more. The paper uses 0.2."
             )
-        between("neighbors.oracle_p", self.oracle_p, 0, 1)
 
 
 @dataclass(kw_only=True)
@@ -197,15 +184,15 @@ class OptimConfig:
 
     name: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or SGD with momentum 0.9."""
-    lr: float = 5e-4
+    lr: Annotated[float, Range(1e-12)] = 5e-4
     """Peak learning rate per 256 images; the run uses lr * batch_size / 256."""
-    min_lr: float = 1e-5
+    min_lr: Annotated[NonNegative, FIXED] = 1e-5
     """Where the cosine ends (not scaled by the batch)."""
-    warmup_epochs: int = 10
+    warmup_epochs: Natural = 10
     """Epochs of linear warm-up from 0."""
-    encoder_lr: float = 1.0
+    encoder_lr: Share = 1.0
     """The encoder's learning rate as a share of the heads': below 1 where it starts from trained weights."""
-    head_epochs: int = 0
+    head_epochs: Natural = 0
     """Epochs at the start in which the heads learn and the encoder waits: new heads would spoil a trained one."""
     lr_every: Annotated[Literal["step", "epoch"], FIXED] = "step"
     """Whether the cosine moves every step (DINO) or every epoch (SimSiam)."""
@@ -215,59 +202,37 @@ class OptimConfig:
     """Weight decay at the end of its cosine."""
     decay_all: Annotated[bool, FIXED] = False
     """Decay biases and 1-D parameters too (SimSiam); DINO leaves them out."""
-    clip_grad: float = 0.0
+    clip_grad: NonNegative = 0.0
     """Clip each parameter tensor's gradient to this norm; 0 is off."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "optim.")
-        if not self.lr > 0:
-            raise UserError(f"optim.lr={self.lr} must be above 0.")
-        at_least("optim.min_lr", self.min_lr, 0)
-        at_least("optim.warmup_epochs", self.warmup_epochs, 0)
-        between("optim.encoder_lr", self.encoder_lr, 0, 1)
-        at_least("optim.head_epochs", self.head_epochs, 0)
-        at_least("optim.clip_grad", self.clip_grad, 0)
 
 
 @dataclass(kw_only=True)
 class SaveConfig:
     """Checkpoints and logs."""
 
-    every_minutes: float = 10.0
+    every_minutes: NonNegative = 10.0
     """Save when this much time has passed since the last checkpoint; 0 saves after every step."""
-    every_epochs: int = 0
+    every_epochs: Natural = 0
     """Save also after every so many epochs; 0 leaves it to the minutes. A run always saves when it ends or is
     asked to stop."""
-    encoder_every: int = 0
+    encoder_every: Natural = 0
     """Keep the encoder of every so many epochs, as RUN/encoders/epoch-0100.safetensors, and save then, too; 0 keeps
     the last one alone."""
-    keep: int = 2
+    keep: Annotated[Count, FIXED] = 2
     """How many checkpoints to keep; the newest valid one is never deleted."""
-    log_every: int = 50
+    log_every: Count = 50
     """Steps between two lines of metrics."""
-    log: Annotated[Literal["files", "wandb", "mlflow"], tyro.conf.arg(aliases=("--log",))] = "files"
+    log: Annotated[Literal["files", "wandb", "mlflow"], tyro.conf.arg(prefix_name=False)] = "files"
     """Where metrics go beside metrics.jsonl and TensorBoard in the run folder: `wandb` (Weights & Biases) or
     `mlflow`, as their own environment variables say; a resumed run goes on in the same place."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "save.")
-        at_least("save.every_minutes", self.every_minutes, 0)
-        at_least("save.every_epochs", self.every_epochs, 0)
-        at_least("save.encoder_every", self.encoder_every, 0)
-        at_least("save.keep", self.keep, 1)
-        at_least("save.log_every", self.log_every, 1)
 
 
 @dataclass(kw_only=True)
 class EvalConfig:
     """Evaluation during pretraining."""
 
-    every: int = 0
+    every: Natural = 0
     """Measure k-NN accuracy every so many epochs (needs labels); 0 is never."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "eval.")
-        at_least("eval.every", self.every, 0)
 
 
 @dataclass(kw_only=True)
@@ -281,11 +246,11 @@ class Config:
     pairs: str = "adasim"
     """Who is whose partner: itself (`standard`), always the best other image (`nearest`: +NN), a draw from p_win
     (`adasim`), one of the same class (`oracle`), or as a plug-in has it."""
-    epochs: int = 100
+    epochs: Count = 100
     """Passes over the data."""
-    batch_size: int = 256
+    batch_size: Count = 256
     """Images per step, over all processes."""
-    micro_batch: int | Literal["auto"] = "auto"
+    micro_batch: Count | Literal["auto"] = "auto"
     """Images that a process takes through the network at once; their gradients add up to the batch's. `auto`: all of
     them, or as many as fit into memory where the network has no batch norm, which a split would change."""
     seed: int = 0
@@ -315,40 +280,25 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
+        self.check_values()
+
+    def check_values(self) -> None:
+        """Refuse values that are wrong by themselves; called again before a run, since fields may be assigned."""
         check_fields(self)
         check_name("method", self.method, METHODS.names())
         check_name("pairs", self.pairs, PAIRS.names())
-        wanted = METHODS.outline(self.method).Settings
-        if self.settings is None:
-            self.settings = wanted()
-        if not isinstance(self.settings, wanted):
-            raise UserError(
-                f"method={self.method} takes settings of the class {wanted.__name__}, "
-                f"not {type(self.settings).__name__}."
-            )
-        check_fields(self.settings, f"{self.method}.")
-        own = PAIRS.outline(self.pairs).Settings
-        if self.pair_settings is None and own is not None:
-            self.pair_settings = own()
-        if type(self.pair_settings) is not (own or type(None)):
-            raise UserError(
-                f"pairs={self.pairs} takes {f'settings of the class {own.__name__}' if own else 'no settings'}, "
-                f"not {type(self.pair_settings).__name__}. Set pair_settings to None for the defaults."
-            )
-        if own is not None:
-            check_fields(self.pair_settings, f"{self.pairs}.")
-        at_least("epochs", self.epochs, 1)
-        at_least("batch_size", self.batch_size, 1)
-        if self.micro_batch != "auto":
-            at_least("micro_batch", self.micro_batch, 1)
-
-    def check_values(self) -> None:
-        """Refuse again what was refused at construction: a field may have been assigned since."""
-        self.__post_init__()
+        self.settings = _checked(
+            self.settings, METHODS.outline(self.method).Settings, f"method={self.method}"
+        )
+        self.pair_settings = _checked(
+            self.pair_settings, PAIRS.outline(self.pairs).Settings, f"pairs={self.pairs}"
+        )
         for part in dataclasses.fields(self):
-            section = getattr(self, part.name)
-            if hasattr(section, "__post_init__"):
-                section.__post_init__()
+            if dataclasses.is_dataclass(section := getattr(self, part.name)):
+                named = {"settings": self.method, "pair_settings": self.pairs}
+                check_fields(section, f"{named.get(part.name, part.name)}.")
+        self.views.check()
+        self.neighbors.check()
 
     def check(self, num_images: int, has_labels: bool) -> None:
         """Refuse, before anything is written, what this data set makes impossible."""
@@ -387,6 +337,30 @@ class Config:
                 f"Lower --neighbors.k."
             )
 
+    @property
+    def peak_learning_rate(self) -> float:
+        """The linear scaling rule: `lr` is per 256 images of the whole batch."""
+        return self.optim.lr * self.batch_size / 256
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """Linear warm-up from 0 to the peak, which its last step reaches, then a cosine to `min_lr` (not scaled).
+
+        The warm-up moves every step, the cosine every step (DINO) or every epoch (SimSiam). Steps count from 0.
+        """
+        peak, warmup = self.peak_learning_rate, self.optim.warmup_epochs * steps_per_epoch
+        if step < warmup:
+            return peak * step / max(warmup - 1, 1)
+        if self.optim.lr_every == "epoch":
+            step -= step % steps_per_epoch
+        rest = max(self.epochs * steps_per_epoch - warmup, 1)  # a run may be warm-up and nothing else
+        return cosine(peak, self.optim.min_lr, step - warmup, rest)
+
+    def weight_decay(self, step: int, steps_per_epoch: int) -> float:
+        """A cosine from `weight_decay` to `weight_decay_end` over the run, every step."""
+        return cosine(
+            self.optim.weight_decay, self.optim.weight_decay_end, step, self.epochs * steps_per_epoch
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it; the settings of the method and of the pair policy stand under their names."""
         values = dataclasses.asdict(self)
@@ -404,6 +378,16 @@ class Config:
         if isinstance(pairs, str) and isinstance(values.get(pairs), dict) and pairs in PAIRS:
             values["pair_settings"] = _build(PAIRS.outline(pairs).Settings, values.pop(pairs), f"{pairs}.")
         return _build(cls, values, "")
+
+
+def _checked(settings: Any, wanted: type[Any] | None, owner: str) -> Any:
+    """The settings of a method or pair policy; its defaults where there are none. Another class is refused."""
+    if settings is None and wanted is not None:
+        return wanted()
+    if not isinstance(settings, wanted or type(None)):
+        takes = f"settings of the class {wanted.__name__}" if wanted else "no settings"
+        raise UserError(f"{owner} takes {takes}, not {type(settings).__name__}. None means the defaults.")
+    return settings
 
 
 def _build(cls: Any, values: dict[str, Any], where: str) -> Any:

@@ -21,14 +21,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from adasim.settings import (
-    DINO_VIEWS,
-    SIAMESE_VIEWS,
-    DinoSettings,
-    NearestSettings,
-    NnclrSettings,
-    SimSiamSettings,
-)
+from adasim import options
 from adasim.util.errors import UserError, suggest
 
 T = TypeVar("T")
@@ -84,13 +77,7 @@ class Registry(Generic[T]):
 
     def outline(self, name: str) -> Any:
         """What has the settings or options of the thing as attributes; of a built-in one without importing torch."""
-        if name not in self._built_in:
-            return self[name]
-        outline = self._built_in[name]
-        if isinstance(outline, str):  # where it is: options need tyro, and `adasim.neighbors` must not
-            module, _, attribute = outline.rpartition(".")
-            return getattr(import_module(module), attribute)
-        return outline
+        return self._built_in[name] if name in self._built_in else self[name]
 
 
 @dataclass(frozen=True)
@@ -105,9 +92,9 @@ METHODS: Registry[Any] = Registry(
     "method",
     "adasim.methods",
     {
-        "dino": Outline(DinoSettings, DINO_VIEWS),
-        "nnclr": Outline(NnclrSettings, SIAMESE_VIEWS),
-        "simsiam": Outline(SimSiamSettings, SIAMESE_VIEWS),
+        "dino": Outline(options.DinoSettings, options.DINO_VIEWS),
+        "nnclr": Outline(options.NnclrSettings, options.SIAMESE_VIEWS),
+        "simsiam": Outline(options.SimSiamSettings, options.SIAMESE_VIEWS),
     },
 )
 """Classes of `adasim.methods.Method`."""
@@ -116,7 +103,7 @@ PAIRS: Registry[Any] = Registry(
     "adasim.neighbors",
     {
         **dict.fromkeys(("standard", "adasim", "oracle"), Outline()),
-        "nearest": Outline(NearestSettings),
+        "nearest": Outline(options.NearestSettings),
     },
 )
 """Classes of `adasim.neighbors.PairPolicy`."""
@@ -126,11 +113,11 @@ EVALUATIONS: Registry[Any] = Registry(
     "evaluation",
     "adasim.eval",
     {
-        "knn": "adasim.options.KnnOptions",
-        "linear": "adasim.options.LinearOptions",
-        "fewshot": "adasim.options.FewshotOptions",
-        "segmentation": "adasim.options.SegmentationOptions",
-        "views": "adasim.options.ViewsOptions",
+        "knn": options.KnnOptions,
+        "linear": options.LinearOptions,
+        "fewshot": options.FewshotOptions,
+        "segmentation": options.SegmentationOptions,
+        "views": options.ViewsOptions,
     },
 )
 """Classes of `adasim.eval.Evaluation`."""

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from adasim.config import ModelConfig, OptimConfig
+from adasim.config import ModelConfig, OptimConfig, cosine
 from adasim.methods import EncodedView, Method, SimSiam, Step
 from adasim.methods.base import decay_groups
 from adasim.models import Backbone, build_backbone
 from adasim.registry import METHODS
-from adasim.schedules import cosine
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adasim.cli.options import Model, Reading, check_file, check_images, check_model, read_options
-from adasim.options import Flag
 from adasim.tools.outputs import check_features_file
 from adasim.util.terminal import say
 
@@ -27,7 +26,7 @@ class EmbedArguments(Reading):
     out: Path
     """The file to make. .npz: the arrays features, files, labels, classes. .parquet: the columns file, label,
     features. .npy: the features alone, with file and label in a .csv beside it."""
-    overwrite: Flag = False
+    overwrite: bool = False
     """Replace OUT if it is there."""
 
 

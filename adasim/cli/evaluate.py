@@ -24,7 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from adasim.cli.options import MODEL, Command, Model, check_file, check_images, check_model, read_options
-from adasim.options import Flag, with_options
+from adasim.options import with_options
 from adasim.registry import EVALUATIONS
 from adasim.util import terminal
 from adasim.util.errors import UserError, suggest
@@ -38,7 +38,7 @@ class Encoder(Command):
     """Which encoder."""
 
     model: Model
-    all_snapshots: Flag = False
+    all_snapshots: bool = False
     """Measure each encoder in RUN/encoders (pretrained with --save.encoder-every), and show how the figure changed
     over training."""
 

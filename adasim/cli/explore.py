@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from adasim.cli.options import Neighbours, read_options
-from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
+from adasim.options import FOR_AN_ENCODER, ExploreOptions, refuse_unused
 from adasim.tools.outputs import check_lists, check_output, check_page
 from adasim.util.errors import UserError
 from adasim.util.files import write_errors
@@ -40,7 +40,7 @@ class What(Neighbours):
     """Write the lists as CSV into this folder, and no page (unless --out names one)."""
     export_atlas: Path | None = None
     """Also write a .jsonl file with precomputed neighbours for Embedding Atlas."""
-    overwrite: Flag = False
+    overwrite: bool = False
     """Replace a page or lists of an earlier exploration."""
 
 

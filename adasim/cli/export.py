@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from adasim.cli.options import Command, Model, check_model, read_options
-from adasim.options import Flag
 from adasim.tools.outputs import check_export_folder, export_folder
 from adasim.util.terminal import say
 
@@ -29,7 +28,7 @@ class ExportArguments(Command):
     """For which library."""
     out: Path | None = None
     """The folder to make; by default beside the run: runs/photos-onnx."""
-    overwrite: Flag = False
+    overwrite: bool = False
     """If OUT is an earlier export, replace it. Anything else is refused."""
 
 

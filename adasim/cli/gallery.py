@@ -17,7 +17,7 @@ from rich.text import Text
 
 from adasim.cli.options import Neighbours, read_options
 from adasim.explore import KINDS
-from adasim.options import FOR_AN_ENCODER, ExploreOptions, Flag, refuse_unused
+from adasim.options import FOR_AN_ENCODER, ExploreOptions, refuse_unused
 from adasim.tools.outputs import check_output
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write, write_errors
@@ -42,7 +42,7 @@ class What(Neighbours):
     """A folder, or the beginning of the files' names; RUN/gallery-PICK, or gallery-PICK here."""
     format: tuple[Literal["png", "pdf"], ...] = ()
     """Of the picture: png, pdf, or both; what --out ends in, or png. A .csv and a .tex table are always written."""
-    overwrite: Flag = False
+    overwrite: bool = False
     """Replace files that are there."""
 
 

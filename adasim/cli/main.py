@@ -1,20 +1,4 @@
-"""The command line.
-
-    adasim demo                                       three minutes: generated images, AdaSim pairs, k-NN accuracy
-    adasim pretrain RECIPE --data FOLDER --out RUN    pretrain an encoder; `adasim pretrain` lists the recipes
-    adasim pretrain --resume RUN                      go on where RUN stopped, to the same bits (GPU: --deterministic)
-    adasim eval knn RUN                               measure it; `adasim eval` lists the evaluations
-    adasim embed RUN --data FOLDER --out F.npz        features of all images of a folder
-    adasim similar RUN IMAGE --in FOLDER              the images most similar to one, as a table and a picture
-    adasim export RUN --to timm                       for other libraries: timm, hf, onnx, pt2
-    adasim explore RUN                                a page of neighbours, duplicates, wrong labels; any encoder, too
-    adasim gallery RUN --pick intriguing              the paper's galleries: images with their support and p_win
-    adasim plot RUN [RUN ...]                         curves of a run, or of several in one figure
-    adasim plan RECIPE --data FOLDER                  memory, time and disk of a run here, before you start it
-    adasim plan --images 14000000 --ranks 8           the same for a size and a number of processes, counted
-
-Bad input gets one sentence and exit code 2. What a signal stopped ends with 128 + its number: 130 after Ctrl-C.
-"""
+"""The command line: finds the module of a command, and turns errors into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -26,49 +10,31 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from rich.table import Table
-from rich.text import Text
-
 from adasim.cli.options import load_plugins
 from adasim.util import terminal
-from adasim.util.errors import UserError, closest
+from adasim.util.errors import UserError, suggest
 from adasim.util.interrupts import Stopped, is_first
 from adasim.util.machine import refused_by_system, require_enough
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("adasim.cli.demo", "three minutes on generated images: pretrain, then k-NN accuracy"),
-    "pretrain": ("adasim.cli.pretrain", "pretrain an encoder on your images, or resume a run"),
-    "eval": (
-        "adasim.cli.evaluate",
-        "measure an encoder: k-NN, linear, few-shot, segmentation, views; compare runs",
-    ),
-    "embed": ("adasim.cli.embed", "features of a folder of images: .npz, .parquet or .npy"),
-    "similar": ("adasim.cli.similar", "the images most similar to one: a table and a picture"),
-    "export": ("adasim.cli.export", "for other libraries: timm, Hugging Face, ONNX, pt2"),
-    "explore": (
-        "adasim.cli.explore",
-        "a page to go through neighbours, duplicates, wrong labels and outliers",
-    ),
-    "gallery": ("adasim.cli.gallery", "images with their ranked support and p_win: a picture and tables"),
-    "plot": ("adasim.cli.plot", "curves of one run, or of several in one figure"),
-    "plan": ("adasim.cli.plan", "memory, time and disk of a run, before you start it"),
-}
-"""Each command's module, whose `main(arguments)` runs it, and a line about it."""
+HELP = """\
+adasim: self-distillation on positive pairs from a learned neighbour distribution
 
+    adasim demo       three minutes on generated images: pretrain, then k-NN accuracy
+    adasim pretrain   pretrain an encoder on your images, or resume a run
+    adasim eval       measure an encoder: k-NN, linear, few-shot, segmentation, views; compare runs
+    adasim embed      features of a folder of images: .npz, .parquet or .npy
+    adasim similar    the images most similar to one: a table and a picture
+    adasim export     for other libraries: timm, Hugging Face, ONNX, pt2
+    adasim explore    a page to go through neighbours, duplicates, wrong labels and outliers
+    adasim gallery    images with their ranked support and p_win: a picture and tables
+    adasim plot       curves of one run, or of several in one figure
+    adasim plan       memory, time and disk of a run, before you start it
 
-def show_commands() -> None:
-    console = terminal.console()
-    console.print(
-        Text.assemble(
-            ("adasim", "bold"),
-            ": self-distillation on positive pairs from a learned neighbour distribution\n",
-        )
-    )
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    for name, (_, text) in COMMANDS.items():
-        table.add_row(Text(f"adasim {name}", "bold"), text)
-    console.print(table)
-    console.print(Text.assemble(("\nadasim COMMAND --help", "bold"), " explains each."))
+adasim COMMAND --help explains each. Bad input gets one sentence and exit code 2. What a signal stopped ends with
+128 + its number: 130 after Ctrl-C.
+"""
+COMMANDS = re.findall(r"^    adasim (\w+)", HELP, re.M)
+"""Each has a module of its name, whose `main(arguments)` runs it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -81,14 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, not when Python ends: a pipe or a disk may refuse
+    except BrokenPipeError:
+        terminal.discard_output()
+        raise Stopped(signal.SIGPIPE) from None
+    except UserError as error:
+        if is_first():
+            terminal.complain(error)
+        sys.exit(error.exit_code)
     except Exception as error:
-        if isinstance(error, BrokenPipeError):
-            terminal.discard_output()
-            raise Stopped(signal.SIGPIPE) from None
-        if isinstance(error, UserError):
-            if is_first():
-                terminal.complain(error)
-            sys.exit(error.exit_code)
         if (sentence := refused_by_system(error)) is None:
             raise
         terminal.complain(sentence)
@@ -103,18 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> None:
     arguments = [expand_home(argument) for argument in arguments]
     if not arguments or arguments[0] in ("-h", "--help"):
-        return show_commands()
+        return terminal.say(HELP.rstrip())
     if arguments[0] == "--version":
         from adasim import __version__
 
         return print(f"adasim {__version__}")
-    if arguments[0] not in COMMANDS:
-        known = {**{name: name for name in COMMANDS}, "photos": "pretrain photos", "knn": "eval knn"}
-        guess = "".join(f" Did you mean adasim {known[near]}?" for near in closest(arguments[0], known))
-        raise UserError(f"Unknown command {arguments[0]!r}.{guess} The commands are {', '.join(COMMANDS)}.")
+    command = arguments[0]
+    if command not in COMMANDS:
+        known = [*COMMANDS, "pretrain photos", "eval knn"]
+        raise UserError(f"Unknown command {command!r}. {suggest(command, known, otherwise=COMMANDS)}")
     require_enough()
-    module, _ = COMMANDS[arguments[0]]
-    import_module(module).main(load_plugins(arguments[1:]))  # not before: torch takes seconds to import
+    module = import_module(f"adasim.cli.{'evaluate' if command == 'eval' else command}")
+    module.main(load_plugins(arguments[1:]))
 
 
 def expand_home(argument: str) -> str:

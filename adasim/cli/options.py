@@ -1,7 +1,6 @@
-"""What the commands ask, and how they read it: a dataclass per command, filled in from the command line by tyro.
+"""How commands read what was typed: a dataclass per command, filled in by tyro; refusals are one sentence.
 
-A command calls `read_options`; `pretrain`, whose defaults are a recipe's, calls `read_arguments` beneath it. Nothing
-here imports torch: help and refusals are quick.
+Nothing here imports torch: help and refusals are quick.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin,
 
 import tyro
 
-from adasim.options import Flag
+from adasim.options import EncoderOptions
 from adasim.registry import is_path, load_plugin
 from adasim.runs.access import require_run
 from adasim.util.errors import UserError, closest
@@ -33,6 +32,7 @@ MODEL = (
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help=MODEL)]
 
 _SHOWN = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", tuple[int, ...]: "INT [INT ...]"}
+_SHOWN[tuple[float, ...]] = "FLOAT [FLOAT ...]"
 _CALLED = {"gpu": "device", "gpus": "device", "cuda": "device", "output": "out", "batch": "batch-size"}
 """What other programs call some options."""
 Asked = TypeVar("Asked")
@@ -48,21 +48,13 @@ class Command:
 
 
 @dataclass(kw_only=True)
-class Reading(Command):
-    """How images are read and where the encoder runs."""
+class Reading(EncoderOptions, Command):
+    """Which images of a folder, for `embed` and `similar`."""
 
     split: Literal["train", "test"] = "train"
     """Which part of a folder that is divided into train/ and test/ (or val/)."""
-    size: int | None = None
-    """Side in pixels of what the encoder sees; its own by default."""
-    device: str = "auto"
-    """Where the encoder runs: auto, cpu, cuda, ..."""
-    workers: int = 2
-    """Processes that read images from files."""
     exclude: Path | None = None
     """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`."""
-    no_cache: Flag = False
-    """Make features anew and keep none: an interrupted pass begins again."""
 
 
 @dataclass(kw_only=True)
@@ -104,10 +96,7 @@ def load_plugins(arguments: Sequence[str]) -> list[str]:
     left = iter(arguments)
     for argument in left:
         if argument == "--plugin":
-            file = next(left, None)
-            if file is None:
-                raise UserError("--plugin needs the path of a Python file.")
-            load_plugin(file)
+            load_plugin(next(left, ""))
         elif argument.startswith("--plugin="):
             load_plugin(argument.partition("=")[2])
         else:
@@ -125,13 +114,18 @@ def check_path(path: str | Path, option: str) -> None:
         raise UserError(f"{path} is a pipe or a device. Name a file, or a folder. Check {option}.")
 
 
+def check_file(file: str | Path | None, option: str, kind: str = "file") -> None:
+    """Refuse a file after `option` that is not there."""
+    if file:
+        check_path(file, option)
+        if not os.path.exists(file):
+            raise UserError(f"No such {kind}: {file}. Check {option}.")
+
+
 def check_images(source: str | None, option: str = "--data") -> None:
     """Refuse a folder or a file of images that is not there; of other sources nothing is known yet."""
     if source and is_path(source):
-        check_path(source, option)
-        if not os.path.exists(source):
-            kind = "file" if source.endswith(".npz") else "folder"
-            raise UserError(f"No such {kind}: {source}. Check {option}.")
+        check_file(source, option, "file" if source.endswith(".npz") else "folder")
 
 
 def check_model(model: str) -> None:
@@ -142,38 +136,31 @@ def check_model(model: str) -> None:
         raise UserError(f"No backbone at {model}: there is no such file or folder. Check its spelling.")
 
 
-def check_file(file: str | Path | None, option: str) -> None:
-    """Refuse a file after `option` that is not there."""
-    if file:
-        check_path(file, option)
-        if not os.path.exists(file):
-            raise UserError(f"No such file: {file}. Check {option}.")
-
-
 def read_options(kind: type[Asked], arguments: Sequence[str], command: str) -> Asked:
-    """The options of `adasim COMMAND`; what is wrong with them, and --help, end the program."""
-    return read_arguments(plainly_shown(kind), arguments, f"adasim {command}")
+    """The options of `adasim COMMAND`, switches without a `--no-` twin. --help ends the program."""
+    return read_arguments(plainly_shown(kind), arguments, command, config=(tyro.conf.FlagCreatePairsOff,))
 
 
-def read_arguments(kind: type[Asked], arguments: Sequence[str], program: str, **more: Any) -> Asked:
+def read_arguments(kind: type[Asked], arguments: Sequence[str], command: str, **more: Any) -> Asked:
     """What tyro makes of the arguments; `more` goes to it. What it refuses or does not know gets a sentence."""
-    read = _read(kind, arguments, prog=program, **more)
+    help_ = f"`adasim {command} --help`"
+    read = _read(kind, arguments, prog=f"adasim {command}", **more)
     if read is None:
-        raise UserError(_why_refused(kind, arguments, program))
+        raise UserError(f"{_why_refused(kind, arguments, command)} {help_} says more.")
     asked, unknown = read
     for word in unknown:
-        if word.startswith("-"):
-            option = word.partition("=")[0]
-            near = " or ".join(nearest_options(option, list(option_types(kind))))
-            guess = f" Did you mean {near}?" if near else ""
-            raise UserError(f"There is no option {option}.{guess} `{program} --help` lists all.")
-        raise UserError(f"Nothing is known to do with {word!r}. `{program} --help` says what it takes.")
+        option = word.partition("=")[0]
+        if not word.startswith("-"):
+            raise UserError(f"Nothing is known to do with {word!r}. {help_} says what it takes.")
+        near = " or ".join(nearest_options(option, list(option_types(kind))))
+        raise UserError(
+            f"There is no option {option}.{f' Did you mean {near}?' * bool(near)} {help_} lists all."
+        )
     check_fields(asked, "--")
-    for field in dataclasses.fields(asked):
-        value = getattr(asked, field.name)
+    for name, value in vars(asked).items():
         for path in value if isinstance(value, tuple) else (value,):
             if isinstance(path, Path):
-                check_path(path, f"--{field.name}")
+                check_path(path, f"--{name}")
     return cast(Asked, asked)
 
 
@@ -188,7 +175,7 @@ def _read(kind: Any, arguments: Sequence[str], **more: Any) -> tuple[Any, list[s
     return None
 
 
-def _why_refused(kind: Any, arguments: Sequence[str], program: str) -> str:
+def _why_refused(kind: Any, arguments: Sequence[str], command: str) -> str:
     """A sentence about what tyro refuses: the first option whose words it refuses alone, or else what is missing."""
     known = option_types(kind)
     for place, argument in enumerate(arguments):
@@ -198,27 +185,24 @@ def _why_refused(kind: Any, arguments: Sequence[str], program: str) -> str:
         words = [word] if equals else list(following)
         if takes is not bool and _read(takes, words) is None:
             given = f" {' '.join(words) or repr('')}: not" if words else " needs"
-            return f"{option}{given} {in_words(takes)}. `{program} --help` says more."
+            return f"{option}{given} {in_words(takes)}."
     needed = ", ".join(name for name, _, is_required in _arguments_of(kind) if is_required)
-    return f"Something is missing: `{program}` needs {needed}. `{program} --help` says more."
+    return f"Something is missing: `adasim {command}` needs {needed}."
 
 
 def nearest_options(option: str, known: Sequence[str]) -> list[str]:
-    """Those that somebody may have meant: of the same last word, of a similar one, or what it is called here.
+    """Those that somebody may have meant: a similar one, those whose last word is, or what it is called here.
 
     >>> nearest_options("--lr", ["--optim.lr", "--out"]), nearest_options("--gpu", ["--device", "--out"])
     (['--optim.lr'], ['--device'])
     """
     word = option.lstrip("-").replace("_", "-")
     word = _CALLED.get(word, word)
-    by_last_word: dict[str, list[str]] = {}
-    for name in known:
-        by_last_word.setdefault(name.lstrip("-").rpartition(".")[2], []).append(name)
-    found = closest(f"--{word}", known, cutoff=0.7)
-    if not found:
-        near = closest(word.rpartition(".")[2], by_last_word, cutoff=0.7)
-        found = by_last_word[near[0]] if near else []
-    return found[:3]
+    if near := closest(f"--{word}", known, cutoff=0.7):
+        return near[:1]
+    last = [name.lstrip("-").rpartition(".")[2] for name in known]
+    near = closest(word.rpartition(".")[2], last, cutoff=0.7)[:1]
+    return [name for name, end in zip(known, last, strict=True) if end in near][:3]
 
 
 def option_types(kind: Any) -> dict[str, Any]:
@@ -230,21 +214,29 @@ def _arguments_of(kind: Any, prefix: str = "--") -> Iterator[tuple[str, Any, boo
     """Name, type and whether it must be given, of options and of what stands without one (`MODEL`)."""
     hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
-        notes = getattr(hints[field.name], "__metadata__", ())
+        bare, notes = _divided(hints[field.name])
         if tyro.conf.Suppress in notes:
             continue
-        bare = get_args(hints[field.name])[0] if notes else hints[field.name]
         required = field.default is field.default_factory is dataclasses.MISSING
-        names = [note.name for note in notes if getattr(note, "name", None) is not None]
-        name = (names[-1] if names else field.name).replace("_", "-")
+        own = {
+            key: value
+            for note in notes
+            for key in ("name", "metavar", "aliases", "prefix_name")
+            if (value := getattr(note, key, None)) is not None
+        }
+        name = own.get("name", field.name).replace("_", "-")
         if tyro.conf.Positional in notes:
-            yield next(note.metavar for note in notes if getattr(note, "metavar", None)), bare, required
+            yield own["metavar"], bare, required
         elif dataclasses.is_dataclass(bare):
             yield from _arguments_of(bare, f"{prefix}{name}." if name else prefix)
         else:
-            yield f"{prefix}{name}", bare, required
-            for note in notes:
-                yield from ((alias, bare, False) for alias in getattr(note, "aliases", None) or ())
+            yield f"{'--' if own.get('prefix_name') is False else prefix}{name}", bare, required
+            yield from ((alias, bare, False) for alias in own.get("aliases", ()))
+
+
+def _divided(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type without its annotations, and those."""
+    return (get_args(hint)[0], hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
 
 
 def plainly_shown(kind: type[Asked]) -> type[Asked]:
@@ -256,18 +248,15 @@ def plainly_shown(kind: type[Asked]) -> type[Asked]:
     hints = get_type_hints(kind, include_extras=True)
     shown: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        hint = hints[field.name]
-        bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        taken = [part for part in get_args(bare) if part is not NoneType]
-        if field.default is False and tyro.conf.FlagCreatePairsOff in getattr(hint, "__metadata__", ()):
-            shown[field.name] = Annotated[hint, tyro.conf.arg(help_behavior_hint="")]
-        if field.default is None and len(taken) == 1 and NoneType in get_args(bare):
-            shown[field.name] = Annotated[hint, _plain(hint, _SHOWN.get(taken[0], "VALUE"))]
+        bare, notes = _divided(hints[field.name])
+        if field.default is None and NoneType in get_args(bare):
+            plain = get_args(get_type_hints(kind)[field.name])[0]
+            own = [note.metavar for note in notes if getattr(note, "metavar", None)]
+            metavar = own[0] if own else _SHOWN.get(plain, "VALUE")
+            shown[field.name] = Annotated[
+                hints[field.name], tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+            ]
+        elif field.default is False:
+            shown[field.name] = Annotated[hints[field.name], tyro.conf.arg(help_behavior_hint="")]
     namespace = {"__annotations__": shown, "__doc__": kind.__doc__, "__module__": kind.__module__}
     return dataclasses.dataclass(kw_only=True)(type(kind.__name__, (kind,), namespace))
-
-
-def _plain(hint: Any, metavar: str) -> Any:
-    """No default is told, and `metavar` shown unless the annotation has one of its own."""
-    own = [note.metavar for note in getattr(hint, "__metadata__", ()) if getattr(note, "metavar", None)]
-    return tyro.conf.arg(metavar=own[0] if own else metavar, help_behavior_hint="")

@@ -10,9 +10,6 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from adasim.cli.pretrain import (
     SOURCES,
     PretrainArguments,
@@ -22,7 +19,7 @@ from adasim.cli.pretrain import (
     finish,
     parse,
     resume,
-    with_settings,
+    show_help,
 )
 from adasim.config import Config, DataConfig
 from adasim.recipes import get_recipe
@@ -31,6 +28,17 @@ from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.machine import OtherProcesses
 from adasim.util.units import duration
+
+HELP = {
+    "data FOLDER": SOURCES,
+    "out RUN": "the run folder to make; runs/photos",
+    "hours H": "how long the run may take; 1",
+    "model.init MODEL": "weights to go on from; small ones of timm's where it can get them",
+    "from-scratch": "start from random weights: small folders hardly gain by it",
+    "exclude FILE": "leave out what you rejected on the page of adasim explore",
+    "yes": "start without asking",
+    "epochs, --views.size, ...": "any option of a recipe changes the proposal",
+}
 
 
 @dataclass(kw_only=True)
@@ -51,19 +59,22 @@ def photos(arguments: Sequence[str]) -> None:
     """`adasim pretrain photos`: a plan for these images and this machine, and after a yes the run."""
 
     def read(config: Config) -> Any:
-        default = with_settings(PhotosArguments, config)(out=Path("runs/photos"), config=config)
-        return parse(default, arguments, "adasim pretrain photos", getdoc(PhotosArguments))
+        own, about = {"out": Path("runs/photos")}, getdoc(PhotosArguments)
+        return parse(PhotosArguments, own, config, arguments, "pretrain photos", about)
 
     if "-h" in arguments:
-        return show_options()
+        rows = [(f"--{option}", meaning) for option, meaning in HELP.items()]
+        return show_help(
+            "adasim pretrain photos --data FOLDER --out RUN [options]", rows, "--help shows every option."
+        )
     any_recipe = replace(get_recipe("desk-resnet"), recipe="photos", data=DataConfig())
     asked = read(adapted(any_recipe, arguments, announce))  # before anything is timed
-    source = asked.config.data.source
-    if not source:
+    config = asked.config
+    if not config.data.source:
         raise UserError("Which images? Name their folder: adasim pretrain photos --data ~/photos")
-    if asked.from_scratch and asked.config.model.init:
+    if asked.from_scratch and config.model.init:
         raise UserError("--from-scratch and --model.init exclude each other. Leave one of them out.")
-    check_paths(asked.config)
+    check_paths(config)
     if began_here(asked.out, restarted()):
         off = [f"--no-{name}" for name in ("curves", "compare") if not getattr(asked, name)]
         return resume(["--resume", str(asked.out), *off])
@@ -76,25 +87,25 @@ def photos(arguments: Sequence[str]) -> None:
     from adasim.tools.plan import show, warning
 
     proposal = propose(
-        source,
+        config.data.source,
         asked.hours,
-        device=asked.config.device,
-        init="" if asked.from_scratch else asked.config.model.init or None,
-        exclude=asked.config.data.exclude,
+        device=config.device,
+        init="" if asked.from_scratch else config.model.init or None,
+        exclude=config.data.exclude,
         change=lambda config: read(adapted(config, arguments)).config,
         say=announce,
     )
     console = terminal.console()
     console.print()
     show(proposal.reasons, console)
-    if told := warning(proposal.config, proposal.images):
-        console.print(told, soft_wrap=True)
+    if doubt := warning(proposal.config, proposal.images):
+        terminal.say(doubt)
     if not asked.yes and not agreed(console.input):
-        return console.print("Nothing was started.")
+        return terminal.say("Nothing was started.")
     others, began = OtherProcesses(), time.monotonic()
     run(proposal.config, asked.out, overwrite=asked.overwrite)
-    if told := overrun(time.monotonic() - began, proposal.seconds, others.cores()):
-        console.print(told, soft_wrap=True)
+    if late := overrun(time.monotonic() - began, proposal.seconds, others.cores()):
+        terminal.say(late)
     finish(asked.out, curves=asked.curves, compare=asked.compare)
 
 
@@ -116,23 +127,3 @@ def agreed(ask: Callable[[str], str]) -> bool:
         return ask("\nStart? [Y/n] ").strip().lower() in ("", "y", "yes")
     except EOFError:
         return False
-
-
-def show_options() -> None:
-    """`adasim pretrain photos -h`: one screen."""
-    console = terminal.console()
-    console.print(Text.assemble(("adasim pretrain photos", "bold"), " --data FOLDER --out RUN [options]\n"))
-    table = Table(box=None, padding=(0, 1), show_header=False)
-    for option, meaning in {
-        "data FOLDER": SOURCES,
-        "out RUN": "the run folder to make; runs/photos",
-        "hours H": "how long the run may take; 1",
-        "model.init MODEL": "weights to go on from; small ones of timm's where it can get them",
-        "from-scratch": "start from random weights: small folders hardly gain by it",
-        "exclude FILE": "leave out what you rejected on the page of adasim explore",
-        "yes": "start without asking",
-        "epochs, --views.size, ...": "any option of a recipe changes the proposal",
-    }.items():
-        table.add_row(Text(f"--{option}", "bold"), meaning)
-    console.print(table)
-    console.print(Text.assemble(("\n--help", "bold"), " shows every option."))

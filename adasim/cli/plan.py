@@ -24,9 +24,9 @@ def main(arguments: Sequence[str]) -> None:
             "`photos` makes its plan from your images and your machine: adasim pretrain photos --data DIR shows it, "
             "and asks before it starts."
         )
-    parsed = configured(arguments[0], arguments[1:], f"adasim plan {arguments[0]}")
-    check_paths(parsed.config)
+    config = configured(arguments[0], arguments[1:], "plan").config
+    check_paths(config)
 
     from adasim.tools.plan import forecast
 
-    forecast(parsed.config, terminal.console())
+    forecast(config, terminal.console())

@@ -68,9 +68,11 @@ def main(arguments: Sequence[str]) -> None:
 
         return photos(rest)
     if "-h" in rest:
-        return show_common_options(recipe, starting_point(recipe, rest))
-    parsed = configured(recipe, rest, f"adasim pretrain {recipe}")
-    if not is_launched():
+        return show_common_options(recipe, adapted(get_recipe(recipe), rest, announce))
+    parsed = configured(recipe, rest, "pretrain")
+    if (
+        "RANK" not in os.environ and "SLURM_PROCID" not in os.environ
+    ):  # several processes refuse together, later
         check_paths(parsed.config)
         if not began_here(parsed.out, restarted()):
             with suppress(OSError):  # which is told when the folder is made
@@ -83,20 +85,43 @@ def main(arguments: Sequence[str]) -> None:
     finish(parsed.out, curves=parsed.curves, compare=parsed.compare)
 
 
-def configured(recipe: str, options: Sequence[str], program: str) -> Any:
+def resume(arguments: Sequence[str]) -> None:
+    """`adasim pretrain --resume RUN`: the run's own configuration, with what may change overridden."""
+    if "--overwrite" in arguments:
+        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
+    named, *more = option_values(arguments, "--resume")
+    if not named or named.startswith("--"):
+        raise UserError("--resume needs the folder of a run.")
+    if more:
+        raise UserError(f"--resume names two runs, {named} and {more[0]}. One at a time.")
+    out = Path(named)
+    check_path(out, "--resume")
+    require_run(out)
+
+    from adasim.api import pretrain as run
+    from adasim.runs.folder import RunFolder, check_source
+
+    config = RunFolder.open(out, lock=False).config
+    parsed = parse(ResumeArguments, {"resume": out}, config, arguments, "pretrain")
+    if parsed.config.data.source == config.data.source:
+        check_source(out, config.data.source)
+    run(parsed.config, out, resume=True)
+    finish(out, curves=parsed.curves, compare=parsed.compare)
+
+
+# From a recipe and what was typed to a configuration
+
+
+def configured(recipe: str, options: Sequence[str], command: str = "pretrain") -> Any:
     """The arguments of a run: a recipe with the options that were typed after it."""
-    plain = adapted(get_recipe(recipe), options)
+    command, where = f"{command} {recipe}", {"out": Path("runs") / recipe}
     if option_values(options, "--model.init") and "--help" not in options:
         # To read the weights takes torch: what is wrong with the options is said before.
-        default = with_settings(PretrainArguments, plain)(out=Path(), config=plain)
-        check_paths(parse(default, options, program, None).config)
+        plain = adapted(get_recipe(recipe), options)
+        check_paths(parse(PretrainArguments, where, plain, options, command).config)
+    config = continued(adapted(get_recipe(recipe), options, announce), options)
     about = f"{RECIPES[recipe].__doc__}\n\nA run that was stopped goes on with: adasim pretrain --resume RUN"
-    return parse(starting_point(recipe, options), options, program, about)
-
-
-def is_launched() -> bool:
-    """Whether there may be other processes, which all refuse together, once they have met."""
-    return "RANK" in os.environ or "SLURM_PROCID" in os.environ
+    return parse(PretrainArguments, where, config, options, command, about)
 
 
 def check_paths(config: Config) -> None:
@@ -106,27 +131,48 @@ def check_paths(config: Config) -> None:
     check_model(config.model.init)
 
 
-def starting_point(recipe: str, options: Sequence[str]) -> Any:
-    """The recipe's own arguments."""
-    config = continued(adapted(get_recipe(recipe), options, announce), options)
-    return with_settings(PretrainArguments, config)(out=Path("runs") / recipe, config=config)
-
-
 def announce(sentence: str) -> None:
     if is_first():
-        terminal.console().print(sentence, soft_wrap=True)
+        terminal.say(sentence)
 
 
 def adapted(config: Config, options: Sequence[str], say: Callable[[str], None] | None = None) -> Config:
-    """The configuration with those options that decide which others there are: method, pairs, epochs."""
+    """The configuration with those options that decide which others there are: method, pairs, epochs. Unknown ones
+    are refused when all options are read."""
     for method in option_values(options, "--method")[-1:]:
-        config = with_method(config, method)
+        if method != config.method and method in METHODS:  # its own settings and augmentations
+            views = replace(config.views, **METHODS.outline(method).VIEWS)
+            config = replace(config, method=method, settings=None, views=views)
     for pairs in option_values(options, "--pairs")[-1:]:
-        if pairs in PAIRS:  # an unknown one is refused when the option is read
+        if pairs in PAIRS:
             config = replace(config, pairs=pairs, pair_settings=None)
     for epochs in option_values(options, "--epochs")[-1:]:  # last: whose warm-ups they are is known by now
-        config = shortened(config, epochs, say)
+        if epochs.isdecimal() and int(epochs) >= 1:
+            config = shortened(config, int(epochs), say)
     return config
+
+
+def shortened(config: Config, epochs: int, say: Callable[[str], None] | None = None) -> Config:
+    """A recipe for so many epochs, with warm-ups and window that fit; says what it changes."""
+    changed = for_epochs(config, epochs)
+    words = []
+    if changed.optim.warmup_epochs != config.optim.warmup_epochs:
+        words.append(f"--optim.warmup-epochs {changed.optim.warmup_epochs}")
+    if changed.settings != config.settings:
+        words.append(
+            f"--{config.method}.teacher-temp-warmup-epochs {changed.settings.teacher_temp_warmup_epochs}"
+        )
+    if changed.neighbors != config.neighbors and epochs > 1:
+        words.append(f"--neighbors.window {changed.neighbors.window}")
+    notes = []
+    if words:
+        instead = f"For --epochs {epochs} instead of {config.epochs}, unless you say otherwise"
+        notes.append(f"{instead}: {', '.join(words)}.")
+    if epochs == 1 and PAIRS[config.pairs].draws_from_memory:
+        notes.append("One epoch has no earlier one to draw partners from: all its pairs are standard.")
+    if notes and say is not None:
+        say(" ".join(notes))
+    return changed
 
 
 def continued(config: Config, options: Sequence[str]) -> Config:
@@ -147,98 +193,50 @@ def continued(config: Config, options: Sequence[str]) -> Config:
     return config
 
 
-def shortened(config: Config, epochs: str, say: Callable[[str], None] | None = None) -> Config:
-    """A recipe for so many epochs, if that is a number, with warm-ups and window that fit; says what it changes."""
-    if not epochs.isdecimal() or int(epochs) < 1:
-        return config  # refused when the option is read
-    changed = for_epochs(config, int(epochs))
-    words = []
-    if changed.optim.warmup_epochs != config.optim.warmup_epochs:
-        words.append(f"--optim.warmup-epochs {changed.optim.warmup_epochs}")
-    if changed.settings != config.settings:
-        words.append(
-            f"--{changed.method}.teacher-temp-warmup-epochs {changed.settings.teacher_temp_warmup_epochs}"
-        )
-    if changed.neighbors.window != config.neighbors.window and changed.epochs > 1:
-        words.append(f"--neighbors.window {changed.neighbors.window}")
-    notes = []
-    if words:
-        notes.append(
-            f"For --epochs {epochs} instead of {config.epochs}, unless you say otherwise: {', '.join(words)}."
-        )
-    if changed.epochs == 1 and PAIRS[config.pairs].draws_from_memory:
-        notes.append("One epoch has no earlier one to draw partners from: all its pairs are standard.")
-    if notes and say is not None:
-        say(" ".join(notes))
-    return changed
-
-
-def resume(arguments: Sequence[str]) -> None:
-    """`adasim pretrain --resume RUN`: the run's own configuration, with what may change overridden."""
-    if "--overwrite" in arguments:
-        raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
-    named, *more = option_values(arguments, "--resume")
-    if not named or named.startswith("--"):
-        raise UserError("--resume needs the folder of a run.")
-    if more:
-        raise UserError(f"--resume names two runs, {named} and {more[0]}. One at a time.")
-    out = Path(named)
-    check_path(out, "--resume")
-    require_run(out)
-
-    from adasim.api import pretrain as run
-    from adasim.runs.folder import RunFolder, check_source
-
-    found = RunFolder.open(out, lock=False)
-    default = with_settings(ResumeArguments, found.config)(resume=out, config=found.config)
-    parsed = parse(default, arguments, "adasim pretrain", None)
-    if parsed.config.data.source == found.config.data.source:
-        check_source(out, found.config.data.source)
-    run(parsed.config, out, resume=True)
-    finish(out, curves=parsed.curves, compare=parsed.compare)
-
-
 def option_values(arguments: Sequence[str], option: str) -> list[str]:
     """The words that follow an option, as `--option WORD` or `--option=WORD`; an empty one where none follows."""
     values = []
-    for place, argument in enumerate(arguments):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if argument == option:
-            values.append(arguments[place + 1] if place + 1 < len(arguments) else "")
+            values.append(following)
         elif argument.startswith(f"{option}="):
             values.append(argument.removeprefix(f"{option}="))
     return values
 
 
-def with_method(config: Config, method: str) -> Config:
-    """A recipe for another method: that one's own settings and augmentations, the rest as it was."""
-    if method == config.method or method not in METHODS:
-        return config  # an unknown one is refused when the option is read
-    views = replace(config.views, **METHODS.outline(method).VIEWS)
-    return replace(config, method=method, settings=None, views=views)
-
-
-def with_settings(arguments: type[Any], config: Config) -> type[Any]:
-    """The arguments with options for the settings of the method and of the pair policy, under their names."""
-    fields = [("settings", _named(config.settings, config.method), field(default=None))]
-    if config.pair_settings is not None:
-        fields.append(("pair_settings", _named(config.pair_settings, config.pairs), field(default=None)))
-    return make_dataclass(arguments.__name__, fields, bases=(arguments,), kw_only=True)
-
-
-def _named(settings: Any, name: str) -> Any:
-    return Annotated[type(settings), tyro.conf.arg(name=name)]
-
-
-def parse(default: Any, arguments: Sequence[str], program: str, about: str | None) -> Any:
-    """Read the options; the configuration that results is checked as a whole."""
-    own = [name for name in ("settings", "pair_settings") if hasattr(default, name)]
-    for name in own:
-        setattr(default, name, getattr(default.config, name))
-    asked = read_arguments(type(default), arguments, program, default=default, description=about)
-    changed = {name: value for name in own if (value := getattr(asked, name)) is not None}
-    asked.config = replace(asked.config, **changed)
+def parse(
+    kind: type[Any],
+    own: dict[str, Any],
+    config: Config,
+    arguments: Sequence[str],
+    command: str,
+    about: str | None = None,
+) -> Any:
+    """The arguments of a run as typed; `own` and `config` are the defaults."""
+    sections = {"settings": config.settings, "pair_settings": config.pair_settings}
+    sections = {name: section for name, section in sections.items() if section is not None}
+    default = with_settings(kind, config)(**own, **sections, config=config)
+    asked = read_arguments(type(default), arguments, command, default=default, description=about)
+    typed = {name: getattr(asked, name) for name in sections}
+    asked.config = replace(
+        asked.config, **{name: value for name, value in typed.items() if value is not None}
+    )
     return asked
 
+
+def with_settings(kind: type[Any], config: Config) -> type[Any]:
+    """The arguments with options for the settings of the method and of the pair policy, under their names."""
+    fields: list[Any] = []
+    for name, section, shown in (
+        ("settings", config.settings, config.method),
+        ("pair_settings", config.pair_settings, config.pairs),
+    ):
+        if section is not None:
+            fields.append((name, Annotated[type(section), tyro.conf.arg(name=shown)], field(default=None)))
+    return make_dataclass(kind.__name__, fields, bases=(kind,), kw_only=True)
+
+
+# Short help
 
 SOURCES = "a folder of images, an .npz file, hf:NAME (Hugging Face) or synthetic[:COUNT]"
 COMMON = {
@@ -262,58 +260,59 @@ COMMON = {
 """The options that most people need, and what they mean in few words."""
 
 
-def show_common_options(recipe: str, default: PretrainArguments) -> None:
+def show_common_options(recipe: str, config: Config) -> None:
     """`adasim pretrain RECIPE -h`: one screen."""
-    console = terminal.console()
-    usage = Text.assemble((f"adasim pretrain {recipe}", "bold"), " --data SOURCE --out RUN [options]\n")
-    usage.append("adasim pretrain", "bold").append(" --resume RUN      go on where a run stopped\n")
-    console.print(usage, soft_wrap=True)
-    table = Table(box=None, padding=(0, 1), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
+    rows = []
     for option, meaning in COMMON.items():
-        table.add_row(f"--{option}", _value(default, option.split()[0]), meaning)
-    console.print(table)
-    console.print(Text.assemble(("\n--help", "bold"), " shows every option."))
-
-
-def _value(arguments: PretrainArguments, option: str) -> str:
-    if option == "out":
-        return str(arguments.out)
-    if option == "plugin":
-        return ""
-    value: object = arguments.config
-    for name in {"data": "data.source", "log": "save.log"}.get(option, option).replace("-", "_").split("."):
-        value = getattr(value, name)
-    return str(value)
+        name = option.split()[0]
+        value: Any = config
+        for part in {"data": "data.source", "log": "save.log"}.get(name, name).replace("-", "_").split("."):
+            value = getattr(value, part, f"runs/{recipe}" if part == "out" else "")
+        rows.append((f"--{option}", str(value), meaning))
+    show_help(
+        f"adasim pretrain {recipe} --data SOURCE --out RUN [options]\n"
+        "adasim pretrain --resume RUN      go on where a run stopped",
+        rows,
+        "--help shows every option.",
+    )
 
 
 def show_recipes() -> None:
-    console = terminal.console()
-    console.print(Text.assemble(("adasim pretrain", "bold"), " RECIPE --data SOURCE --out RUN [options]"))
-    console.print(Text.assemble(("adasim pretrain", "bold"), " --resume RUN\n"))
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    table.add_row(
-        Text("photos", "bold"),
-        "For a folder of your own: goes on from trained weights, proposes a run that ends in time.",
-    )
-    for name, recipe in RECIPES.items():
-        table.add_row(Text(name, "bold"), (recipe.__doc__ or "").splitlines()[0])
-    console.print(table)
-    console.print(f"\nSOURCE is {SOURCES}.")
-    console.print(
-        Text.assemble(
-            ("adasim pretrain RECIPE -h", "bold"),
-            " shows the options that most people need, ",
-            ("--help", "bold"),
-            " every one.",
+    """`adasim pretrain`: what there is."""
+    rows = [
+        (
+            "photos",
+            "For a folder of your own: goes on from trained weights, proposes a run that ends in time.",
         )
+    ]
+    rows += [(name, (recipe.__doc__ or "").splitlines()[0]) for name, recipe in RECIPES.items()]
+    show_help(
+        "adasim pretrain RECIPE --data SOURCE --out RUN [options]\nadasim pretrain --resume RUN",
+        rows,
+        f"SOURCE is {SOURCES}.\n"
+        "adasim pretrain RECIPE -h shows the options that most people need, --help every one.",
     )
+
+
+def show_help(usage: str, rows: Sequence[tuple[str, ...]], ending: str) -> None:
+    """Usage, a table whose first column is bold, and what comes last."""
+    console = terminal.console()
+    console.print(Text(f"{usage}\n", "bold"), soft_wrap=True)
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    for column in range(1, len(rows[0])):
+        table.add_column(no_wrap=column < len(rows[0]) - 1, style="cyan" if column < len(rows[0]) - 1 else "")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"\n{ending}", soft_wrap=True)
+
+
+# When a run has ended
 
 
 def finish(out: Path, *, curves: bool, compare: bool) -> None:
-    """After a run: draw its curves, measure what it was good for, and say where everything is and what comes next.
+    """Draw the run's curves, measure what it was good for, and say where everything is and what comes next.
 
     The run is complete: nothing here makes it fail.
     """
@@ -345,6 +344,6 @@ def attempt(failed: str, action: Callable[[], object]) -> bool:
     try:
         action()
     except Exception as error:  # of whatever kind: the run is done, and what it learnt is saved
-        terminal.console().print(f"{failed}: {str(error) or type(error).__name__}", soft_wrap=True)
+        terminal.say(f"{failed}: {str(error) or type(error).__name__}")
         return False
     return True

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.cli.options import Model, Reading, check_file, check_images, check_model, read_options
-from adasim.options import Flag
 from adasim.tools.outputs import check_output
 from adasim.util import terminal
 from adasim.util.errors import UserError
@@ -38,9 +37,9 @@ class SimilarArguments(Reading):
     """How many."""
     out: Path | None = None
     """The picture to make, a .png; IMAGE-similar.png in this folder by default, with a number if that is taken."""
-    no_picture: Flag = False
+    no_picture: bool = False
     """Only the table."""
-    overwrite: Flag = False
+    overwrite: bool = False
     """Replace the picture if it is there."""
 
 

@@ -31,7 +31,6 @@ from adasim.registry import METHODS, PAIRS
 from adasim.runs.folder import RunFolder, check_source
 from adasim.util import seeding
 from adasim.util.errors import UserError
-from adasim.util.fields import at_least
 
 _USUAL_SIZE = 224  # of a model that is known by its name alone
 
@@ -96,8 +95,6 @@ def open_encoder(
         size: side in pixels of what the encoder sees, instead of its own.
         named_size: the same for a model that is known by its name, where `size` does not say.
     """
-    if size is not None:
-        at_least("size", size, 1)
     if isinstance(model, str | Path):
         name, path = parse_source(str(model))
     elif isinstance(model, Backbone):

@@ -25,7 +25,6 @@ from adasim.options import Options, Sources, with_options
 from adasim.registry import EVALUATIONS
 from adasim.util import terminal
 from adasim.util.errors import UserError, suggest
-from adasim.util.fields import at_least
 from adasim.util.terminal import few
 
 T = TypeVar("T")
@@ -115,7 +114,6 @@ class Extractor:
     """The processes that measure together; all of them make the same calls."""
 
     def __post_init__(self) -> None:
-        at_least("workers", self.workers, 0)
         self._cache = FeatureCache(self.encoder.features_folder if self.cached else None)
 
     @property

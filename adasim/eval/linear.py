@@ -33,7 +33,7 @@ from adasim.models import EvalTransform
 from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS
 from adasim.util.errors import UserError
-from adasim.util.fields import at_least, between
+from adasim.util.fields import Range
 
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""
@@ -48,9 +48,6 @@ class Linear(LinearOptions, Evaluation):
     """Measures what its options, in adasim/options.py, ask for."""
 
     def run(self, extractor: Extractor) -> Report:
-        if self.batch_size is not None:
-            at_least("batch_size", self.batch_size, 1)
-        between("flip", self.flip, 0, 1)
         encoder = extractor.encoder
         mode = "quick" if pick_mode(self.quick, self.augmented, extractor.small) else "augmented"
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
@@ -63,7 +60,7 @@ class Linear(LinearOptions, Evaluation):
         small = len(labels) < _SMALL_TRAINING_SET
         usual = min(256, len(labels)) if small else published.batch_size
         batch_size = self.batch_size or usual
-        at_least("batch_size", batch_size, extractor.ranks.world)
+        Range(extractor.ranks.world).check("batch_size", batch_size)
 
         def probe(rows: Tensor, test: Tensor, test_labels: Tensor, rates: Sequence[float]) -> LinearResult:
             """Heads trained on these rows of the training images, and scored on `test` after every epoch."""

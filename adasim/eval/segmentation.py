@@ -24,7 +24,6 @@ from adasim.options import SegmentationOptions
 from adasim.registry import EVALUATIONS
 from adasim.util import seeding
 from adasim.util.errors import UserError
-from adasim.util.fields import at_least, between
 from adasim.util.terminal import progress_bar
 
 SEGMENTATION_SIZE = 2
@@ -183,10 +182,6 @@ class Segmentation(SegmentationOptions, Evaluation):
     named_size: ClassVar[int | None] = 224 * SEGMENTATION_SIZE
 
     def run(self, extractor: Extractor) -> Report:
-        for name in ("epochs", "batch_size", "blocks"):
-            if (value := getattr(self, name)) is not None:
-                at_least(name, value, 1)
-        between("flip", self.flip, 0, 1)
         quick = pick_mode(self.quick, self.augmented, extractor.small)
         encoder = extractor.encoder
         usual_size = encoder.usual_size * (1 if encoder.named else SEGMENTATION_SIZE)

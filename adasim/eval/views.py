@@ -21,7 +21,6 @@ from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
 from adasim.util import seeding
 from adasim.util.collapse import rankme
-from adasim.util.fields import at_least
 from adasim.util.terminal import progress_bar
 
 _RANKED = 25_600  # images that RankMe looks at, as in the paper
@@ -65,7 +64,6 @@ class OwnViews(ViewsOptions, Evaluation):
     """Measures what its options, in adasim/options.py, ask for."""
 
     def run(self, extractor: Extractor) -> Report:
-        at_least("queries", self.queries, 1)
         images = extractor.open_images(self.data)
         features = extractor.features(images)
         count, width = features.values.shape

@@ -117,7 +117,7 @@ def augmented_support(extractor: Extractor, sets: list[ImageSet], options: Explo
     backbone, transform = extractor.encoder.backbone.to(extractor.device), extractor.encoder.transform
     views = ViewsConfig(size=transform.size, mean=transform.mean, std=transform.std)
     views = replace(views, scale=(0.4, 1.0), color=0.5, blur=0.0, solarize=0.0)
-    load = partial(PairLoader, seed=options.seed, workers=options.workers, device=extractor.device)
+    load = partial(PairLoader, seed=options.seed, workers=extractor.workers, device=extractor.device)
     loaders = [
         load(images, views, batch_size=min(_BATCH, len(images)), max_unreadable=1.0) for images in sets
     ]

@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adasim.config import Config, ModelConfig, OptimConfig
+from adasim.config import Config, ModelConfig, OptimConfig, cosine
 from adasim.dist.collectives import mean_over_ranks
 from adasim.methods.base import EncodedView, Method, Step, decay_groups
 from adasim.models import Backbone, build_backbone
 from adasim.models.backbone import check_patches
+from adasim.options import DINO_VIEWS, DinoSettings
 from adasim.registry import METHODS
-from adasim.schedules import cosine
-from adasim.settings import DINO_VIEWS, DinoSettings
 from adasim.util.collapse import feature_spread
 
 

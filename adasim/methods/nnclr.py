@@ -16,8 +16,8 @@ from adasim.config import ModelConfig, OptimConfig
 from adasim.dist.collectives import Exchange, gather_with_gradient
 from adasim.methods.base import EncodedView, Step, decay_groups
 from adasim.methods.simsiam import Siamese
+from adasim.options import NnclrSettings
 from adasim.registry import METHODS
-from adasim.settings import NnclrSettings
 
 
 @METHODS.register("nnclr")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.methods.base import EncodedView, Method, Step, decay_groups
 from adasim.models import Backbone, build_backbone
+from adasim.options import SIAMESE_VIEWS, SimSiamSettings
 from adasim.registry import METHODS
-from adasim.settings import SIAMESE_VIEWS, SimSiamSettings
 from adasim.util.collapse import feature_spread
 from adasim.util.errors import UserError
 

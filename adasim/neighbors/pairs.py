@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from adasim.neighbors.memory import NeighborMemory
+from adasim.options import NearestSettings
 from adasim.registry import PAIRS
-from adasim.settings import NearestSettings
 from adasim.util.errors import UserError
 from adasim.util.seeding import uniform
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from torch import Tensor
@@ -46,7 +46,7 @@ def embed(
     split: str = "train",
     size: int | None = None,
     device: str = "auto",
-    workers: int = 2,
+    workers: int | Literal["auto"] = "auto",
     exclude: str | Path | None = None,
     cache: bool = True,
     overwrite: bool = False,

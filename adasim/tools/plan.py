@@ -41,7 +41,6 @@ from adasim.train.budget import (
 )
 from adasim.train.state import bytes_on_disk, memory_options
 from adasim.util.errors import UserError
-from adasim.util.fields import between
 from adasim.util.units import duration, scaled
 
 Line = tuple[str, str, str]
@@ -226,7 +225,6 @@ def make_plan(arguments: PlanArguments) -> Plan:
     a = arguments
     backbone = a.backbone or ("vit_small" if a.dim is None else _ENCODERS.get(a.dim))
     dim = a.dim
-    between("--size", a.size, 8, 2**14)
     if backbone is not None:
         model = ModelConfig(name=backbone)
         if backbone in VITS and a.size % model.patch_size:

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -56,7 +56,7 @@ def similar(
     split: str = "train",
     size: int | None = None,
     device: str = "auto",
-    workers: int = 2,
+    workers: int | Literal["auto"] = "auto",
     exclude: str | Path | None = None,
     cache: bool = True,
     say: Say = lambda sentence: None,

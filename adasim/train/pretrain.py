@@ -40,7 +40,6 @@ from adasim.runs.access import began_here, restarted
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
 from adasim.runs.folder import RunFolder, check_same, decisive
 from adasim.runs.trackers import check_installed
-from adasim.schedules import learning_rate
 from adasim.train.budget import choose_micro_batches, disk_needed, free_bytes, has_batch_norm
 from adasim.train.loop import OnStep, Training
 from adasim.train.report import KnnDuringTraining
@@ -323,7 +322,7 @@ def more_epochs(before: Config, now: Config, step: int, steps_per_epoch: int) ->
     moved += [*METHODS[now.method].follows_total, *PAIRS[now.pairs].follows_total]
     names = " and ".join([", ".join(moved[:-1]), moved[-1]] if moved[1:] else moved)
     follow = "follow" if moved[1:] else "follows"
-    rates = [learning_rate(config, step, steps_per_epoch) for config in (now, before)]
+    rates = [config.learning_rate(step, steps_per_epoch) for config in (now, before)]
     return (
         f"This run had {before.epochs} epochs and now has {now.epochs}: from step {step} on, {names} {follow} the "
         f"schedule of {now.epochs} epochs (the learning rate goes on at {rates[0]:.3g} instead of {rates[1]:.3g}). "

@@ -29,7 +29,6 @@ from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMem
 from adasim.registry import PAIRS
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
 from adasim.runs.folder import changed_settings, decisive
-from adasim.schedules import peak_learning_rate
 from adasim.util.errors import UserError
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
@@ -275,7 +274,7 @@ def build_state(
 
 def build_optimizer(method: Method, config: Config) -> torch.optim.Optimizer:
     """AdamW (betas 0.9, 0.999; eps 1e-8), or SGD with momentum 0.9, over the method's parameter groups."""
-    optim, lr = config.optim, peak_learning_rate(config)
+    optim, lr = config.optim, config.peak_learning_rate
     groups = method.param_groups(optim)
     if optim.encoder_lr < 1 or optim.head_epochs:
         groups = _encoder_apart(groups, method)

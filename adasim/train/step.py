@@ -24,7 +24,6 @@ from adasim.config import Config
 from adasim.dist.devices import autocast, image_layout
 from adasim.dist.processes import Runner
 from adasim.methods import Step
-from adasim.schedules import learning_rate, peak_learning_rate, weight_decay
 from adasim.train.state import TrainState
 from adasim.util.collapse import feature_spread
 
@@ -85,10 +84,10 @@ def set_schedules(optimizer: torch.optim.Optimizer, config: Config, step: int, s
     """
     optim = config.optim
     share = optim.encoder_lr if step >= optim.head_epochs * steps_per_epoch else 0.0
-    lr = learning_rate(config, step, steps_per_epoch)
-    decay = weight_decay(config, step, steps_per_epoch)
+    lr = config.learning_rate(step, steps_per_epoch)
+    decay = config.weight_decay(step, steps_per_epoch)
     for group in optimizer.param_groups:
-        group["lr"] = peak_learning_rate(config) if group["fixed_lr"] else lr
+        group["lr"] = config.peak_learning_rate if group["fixed_lr"] else lr
         if group.get("encoder"):
             group["lr"] *= share
         group["weight_decay"] = decay if group["decay"] else 0.0

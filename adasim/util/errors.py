@@ -18,17 +18,19 @@ class MissingSplitError(UserError):
     """A source has no such split: not a mistake where the split is not needed."""
 
 
-def closest(word: object, known: Iterable[object], n: int = 1, cutoff: float = 0.5) -> list[str]:
-    """The known names that somebody who wrote `word` may have meant, at most `n`, best first."""
-    return difflib.get_close_matches(str(word).lower(), [str(name) for name in known], n, cutoff)
+def closest(word: object, known: Iterable[object], cutoff: float = 0.5) -> list[str]:
+    """The known name that somebody who wrote `word` surely meant, or up to three that they may have."""
+    word, names = str(word).lower(), [str(name) for name in known]
+    return difflib.get_close_matches(word, names, 1, 0.8) or difflib.get_close_matches(word, names, 3, cutoff)
 
 
 def suggest(word: object, known: Iterable[object], otherwise: Iterable[object] | None = None) -> str:
     """A sentence with what somebody may have meant: the nearest of `known`, else `otherwise` (by default all).
 
     >>> suggest("kn", ["knn", "linear"]), suggest("x", ["knn", "linear"])
-    ('Did you mean knn?', 'The nearest names are knn, linear.')
+    ('Did you mean knn?', 'Choose one of knn, linear.')
     """
     known = list(known)
-    names = closest(word, known, n=3) or [str(name) for name in (known if otherwise is None else otherwise)]
-    return f"The nearest names are {', '.join(names)}." if len(names) > 1 else f"Did you mean {names[0]}?"
+    if near := closest(word, known):
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Choose one of {', '.join(map(str, known if otherwise is None else otherwise))}."

@@ -1,4 +1,4 @@
-"""Does a value fit the annotation of its field? Asked of every field of the configuration, wherever it comes from."""
+"""The one check of settings: does a value fit the annotation of its field, range included?"""
 
 from __future__ import annotations
 
@@ -8,47 +8,51 @@ import numbers
 import os
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from adasim.util.errors import UserError, closest
+from adasim.util.errors import UserError, suggest
 
 
-def check_fields(section: Any, prefix: str = "") -> None:
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """In an annotation: a number from `low` to `high`, both included."""
+
+    low: float
+    high: float = math.inf
+
+    def check(self, name: str, value: float) -> None:
+        """Refuse a number outside of the range, calling it `name`."""
+        if not self.low <= value <= self.high:
+            limits = f"between {self.low} and {self.high}" if self.high < math.inf else f"at least {self.low}"
+            raise UserError(f"{name}={value} must be {limits}.")
+
+
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+NonNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Temperature = Annotated[float, Range(1e-6)]  # a similarity divided by less is no number any more
+Width = Annotated[int, Range(2, 2**20)]  # of a layer; torch counts some in 32 bits
+Pixels = Annotated[int, Range(8, 2**14)]
+
+
+def check_fields(section: Any, prefix: str = "", skip: Collection[str] = ()) -> None:
     """Refuse a field of the dataclass `section` whose value its annotation does not allow.
 
     Numbers of another library, lists and paths become int or float, tuple and str, as JSON will have them.
 
     Args:
         prefix: what stands before the field's name on the command line, such as `optim.`.
+        skip: fields that are not checked.
     """
-    for name, annotation in _annotations(type(section)).items():
-        setattr(section, name, fit(f"{prefix}{name}", getattr(section, name), annotation))
-
-
-def at_least(name: str, value: float, low: float) -> None:
-    """Refuse a number below `low`."""
-    if not value >= low:
-        raise UserError(f"{name}={value} must be at least {low}.")
-
-
-def between(name: str, value: float, low: float, high: float) -> None:
-    """Refuse a number outside of [low, high]."""
-    if not low <= value <= high:
-        raise UserError(f"{name}={value} must be between {low} and {high}.")
-
-
-def check_temperature(name: str, value: float) -> None:
-    """Refuse a temperature that is not above 0, or so small that a similarity divided by it is no number any more."""
-    if not value >= 1e-6:
-        raise UserError(f"{name}={value} must be above 0, and no less than 1e-6.")
-
-
-def check_width(name: str, value: int) -> None:
-    """Refuse the width of a layer below 2, or beyond what any network has: torch counts some in 32 bits."""
-    between(name, value, 2, 2**20)
+    hints = typing.get_type_hints(type(section), include_extras=True)
+    for field in dataclasses.fields(section):
+        if field.name not in skip:
+            value = fit(f"{prefix}{field.name}", getattr(section, field.name), hints[field.name])
+            setattr(section, field.name, value)
 
 
 def fit(name: str, value: Any, annotation: Any) -> Any:
@@ -57,10 +61,14 @@ def fit(name: str, value: Any, annotation: Any) -> Any:
     if origin is Literal:
         check_name(name, value, inner)
         return value
-    if origin is typing.Annotated:
-        return fit(name, value, inner[0])
+    if origin is Annotated:
+        value = fit(name, value, inner[0])
+        for note in inner[1:]:
+            if isinstance(note, Range):
+                note.check(name, value)
+        return value
     if origin in (typing.Union, types.UnionType):
-        return _fit_one_of(name, value, inner)
+        return _fit_one_of(name, value, annotation)
     if origin is tuple:
         return _fit_tuple(name, value, annotation)
     if annotation is Any:
@@ -79,23 +87,22 @@ def fit(name: str, value: Any, annotation: Any) -> Any:
 
 
 def check_name(name: str, value: Any, known: Iterable[Any]) -> None:
-    """Refuse a name that does not exist, with the nearest one that does."""
+    """Refuse a name that does not exist."""
     known = list(known)
-    if any(type(value) is type(one) and value == one for one in known):
-        return
-    names = [str(one) for one in known]
-    guess = "".join(f" Did you mean {near}?" for near in closest(value, names))
-    raise UserError(f"{name}={value!r} is unknown.{guess} Choose one of {', '.join(names)}.")
+    if not any(type(value) is type(one) and value == one for one in known):
+        raise UserError(f"{name}={value!r} is unknown. {suggest(value, known)}")
 
 
-def _fit_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
-    if value is None and type(None) in annotations:
+def _fit_one_of(name: str, value: Any, annotation: Any) -> Any:
+    kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+    if value is None and len(kinds) < len(typing.get_args(annotation)):
         return None
-    rest = [annotation for annotation in annotations if annotation is not type(None)]
-    for annotation in rest[:-1]:
+    if len(kinds) == 1 or isinstance(value, numbers.Number):
+        return fit(name, value, kinds[0])
+    for kind in kinds:
         with suppress(UserError):
-            return fit(name, value, annotation)
-    return fit(name, value, rest[-1])
+            return fit(name, value, kind)
+    raise UserError(f"{name}={value!r} must be {in_words(annotation)}.")
 
 
 def _fit_tuple(name: str, value: Any, annotation: Any) -> tuple[Any, ...]:
@@ -116,20 +123,16 @@ def in_words(annotation: Any) -> str:
     ('a whole number or auto', '2 numbers')
     """
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return in_words(inner[0])
     if origin is Literal:
         return f"{'one of ' * (len(inner) > 1)}{', '.join(map(str, inner))}"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(in_words(one) for one in inner if one is not type(None))
     if origin is tuple:
+        one = in_words(inner[0]).removeprefix("a ").removeprefix("one ")
         if typing.get_origin(inner[0]) is Literal:
-            return f"some {in_words(inner[0]).removeprefix('one ')}"
-        one = {int: "whole numbers", float: "numbers"}.get(inner[0], "values")
-        return f"a list of {one}" if inner[-1] is Ellipsis else f"{len(inner)} {one}"
+            return f"some {one}"
+        return f"a list of {one}s" if inner[-1] is Ellipsis else f"{len(inner)} {one}s"
     words = {int: "a whole number", float: "a number", str: "text", Path: "a path", bool: "True or False"}
     return words.get(annotation, f"a {annotation.__name__}")
-
-
-def _annotations(cls: type) -> dict[str, Any]:
-    """Each field's annotation, resolved."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

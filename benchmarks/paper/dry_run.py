@@ -164,7 +164,7 @@ def gpu_hours(cell: Cell, measure: str, command: Command, gpu: str) -> float:
         return 0.0  # how far it has come is not known here
     training = TRAININGS[cell.method]
     begin = command.index("pretrain") + 2
-    config = configured(training.recipe, command[begin:], "adasim pretrain").config
+    config = configured(training.recipe, command[begin:]).config
     return _hours(pretraining_flops(config, IMAGES[training.data.split("/")[0]]), config.precision, gpu)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, ViewsConfig
 from adasim.methods import NnclrSettings
+from adasim.options import DINO_VIEWS, DinoSettings, NearestSettings
 from adasim.recipes import get_recipe
-from adasim.settings import DINO_VIEWS, DinoSettings, NearestSettings
 
 from .controls import ControlSettings
 from .tables import read_arm

@@ -8,9 +8,9 @@ import torch
 
 from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, ViewsConfig
 from adasim.methods import EncodedView, Method, Nnclr, SimSiam, SimSiamSettings, build_method
+from adasim.options import NearestSettings
 from adasim.recipes import simsiam_resnet50
 from adasim.registry import PAIRS
-from adasim.settings import NearestSettings
 from adasim.train.state import build_optimizer
 from adasim.train.step import set_schedules
 from adasim.util.errors import UserError

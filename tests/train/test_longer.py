@@ -15,7 +15,6 @@ from pretrainings import Digest, Metrics, Runs, Small, kill_at
 import adasim
 from adasim.api import pretrain
 from adasim.cli.main import main
-from adasim.schedules import learning_rate
 from adasim.util.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -129,7 +128,7 @@ def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
     capsys.readouterr()
     pretrain(long, out, resume=True)
     said = in_one_line(capsys.readouterr().out)
-    rates = [f"{learning_rate(config, step, 3):.3g}" for config in (long, short)]
+    rates = [f"{config.learning_rate(step, 3):.3g}" for config in (long, short)]
     assert (
         f"This run had 3 epochs and now has 5: from step {step} on, learning rate, weight decay and teacher's "
         f"momentum follow the schedule of 5 epochs (the learning rate goes on at {rates[0]} instead of {rates[1]})."
@@ -137,7 +136,7 @@ def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
     )
     assert "not that of a run which had 5 epochs from its start" in said
     lines = [line for line in metrics(out) if "loss" in line]
-    expected = [learning_rate(short if s < step else long, s, 3) for s in range(15)]
+    expected = [(short if s < step else long).learning_rate(s, 3) for s in range(15)]
     assert [line["lr"] for line in lines] == pytest.approx(expected, rel=1e-12)
     assert json.loads((out / "config.json").read_text())["epochs"] == 5
     pretrain(long, out, resume=True)

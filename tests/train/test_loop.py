@@ -21,9 +21,9 @@ from adasim.config import Config
 from adasim.data import Batch, BatchedViews, PairLoader, open_images
 from adasim.methods import Dino, EncodedView, Step
 from adasim.neighbors import Oracle
+from adasim.options import NearestSettings
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
-from adasim.settings import NearestSettings
 from adasim.train.loop import NonFiniteLossError, Training
 from adasim.train.state import TrainState, build_policy, build_state
 from adasim.util.seeding import permutation

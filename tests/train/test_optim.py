@@ -11,7 +11,6 @@ from adasim.config import Config, OptimConfig
 from adasim.methods import DinoSettings, build_method
 from adasim.methods.dino import teacher_momentum, teacher_temperature
 from adasim.recipes import get_recipe
-from adasim.schedules import learning_rate, peak_learning_rate, weight_decay
 from adasim.train.state import build_optimizer, build_state
 from adasim.train.step import clip_per_tensor, learn, set_schedules
 
@@ -29,15 +28,15 @@ def table(base, final, total, warmup=0):
 
 def test_a_run_that_is_all_warm_up_has_a_rate_at_its_end():
     """Where it ends, and where it begins again if it is given more epochs."""
-    assert learning_rate(dino_config(epochs=3, warmup_epochs=3, lr=1e-3), 3 * 7, 7) == pytest.approx(4e-3)
+    assert dino_config(epochs=3, warmup_epochs=3, lr=1e-3).learning_rate(3 * 7, 7) == pytest.approx(4e-3)
 
 
 def test_learning_rate_warms_up_then_follows_a_cosine_every_step():
     config = dino_config(lr=5e-4, min_lr=1e-5, warmup_epochs=10)
     expected = table(5e-4 * 4, 1e-5, total=20 * 7, warmup=10 * 7)
-    assert [learning_rate(config, step, 7) for step in range(140)] == pytest.approx(expected)
-    assert learning_rate(config, 0, 7) == 0
-    assert learning_rate(config, 69, 7) == learning_rate(config, 70, 7) == 0.002
+    assert [config.learning_rate(step, 7) for step in range(140)] == pytest.approx(expected)
+    assert config.learning_rate(0, 7) == 0
+    assert config.learning_rate(69, 7) == config.learning_rate(70, 7) == 0.002
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_learning_rate_warms_up_then_follows_a_cosine_every_step():
     [("simsiam-resnet50", 0.1), ("dino-resnet50", 0.12), ("dino-vit-s16", 0.002), ("dino-vit-b16", 0.003)],
 )
 def test_peak_learning_rates_of_the_paper(recipe, peak):
-    assert peak_learning_rate(get_recipe(recipe)) == pytest.approx(peak)
+    assert get_recipe(recipe).peak_learning_rate == pytest.approx(peak)
 
 
 def test_simsiam_learning_rate_is_a_cosine_of_the_epoch():
@@ -53,20 +52,20 @@ def test_simsiam_learning_rate_is_a_cosine_of_the_epoch():
     for epoch in (0, 1, 50, 99):
         expected = 0.1 * (1 + math.cos(math.pi * epoch / 100)) / 2
         for step in (0, 4, 9):
-            assert learning_rate(config, epoch * 10 + step, 10) == pytest.approx(expected)
+            assert config.learning_rate(epoch * 10 + step, 10) == pytest.approx(expected)
 
 
 def test_warm_up_of_a_single_step_starts_at_zero():
     config = dino_config(lr=1.0, warmup_epochs=1)
-    assert learning_rate(config, 0, 1) == 0
-    assert learning_rate(config, 1, 1) == 4.0
+    assert config.learning_rate(0, 1) == 0
+    assert config.learning_rate(1, 1) == 4.0
 
 
 def test_weight_decay_follows_a_cosine_without_warm_up():
     config = dino_config(epochs=6, weight_decay=0.04, weight_decay_end=0.4)
     expected = table(0.04, 0.4, total=6 * 5)
-    assert [weight_decay(config, step, 5) for step in range(30)] == pytest.approx(expected)
-    assert weight_decay(config, 15, 5) == pytest.approx(0.22)
+    assert [config.weight_decay(step, 5) for step in range(30)] == pytest.approx(expected)
+    assert config.weight_decay(15, 5) == pytest.approx(0.22)
 
 
 def test_teacher_momentum_rises_to_one():
@@ -89,7 +88,7 @@ def test_schedules_are_written_into_the_groups():
     groups = [{"params": [p], "decay": d, "fixed_lr": f} for p, (d, f) in zip(parameters, flags, strict=True)]
     optimizer = torch.optim.AdamW(groups)
     set_schedules(optimizer, config, step=50, steps_per_epoch=5)
-    lr, decay = learning_rate(config, 50, 5), weight_decay(config, 50, 5)
+    lr, decay = config.learning_rate(50, 5), config.weight_decay(50, 5)
     assert [g["lr"] for g in optimizer.param_groups] == [lr, lr, 4e-3]
     assert [g["weight_decay"] for g in optimizer.param_groups] == [decay, 0.0, decay]
     assert lr < 4e-3

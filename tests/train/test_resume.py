@@ -16,8 +16,8 @@ from pretrainings import MANIFEST, STEP, WRITE, Digest, Metrics, Run, Runs, Smal
 
 import adasim
 from adasim.config import Config
+from adasim.options import NearestSettings
 from adasim.runs.metrics import TIMES
-from adasim.settings import NearestSettings
 from adasim.train.state import build_state
 from adasim.util.files import TEMPORARY
 
