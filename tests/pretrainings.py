@@ -45,8 +45,20 @@ STEP = "adasim.train.state:TrainState.count"
 WRITE = "adasim.runs.checkpoint:_write"
 MANIFEST = "adasim.runs.checkpoint:atomic_write"
 
-FIXED = {"recipe", "views.interpolation", "views.jitter", "views.blur_p", "views.solarize_p"}
-"""What no option sets: `--method` brings it."""
+FIXED = {
+    *(
+        "recipe",
+        "views.interpolation",
+        "views.jitter",
+        "views.blur_p",
+        "views.solarize_p",
+        "views.local_size",
+    ),
+    *("model.drop_path", "optim.min_lr", "save.keep"),
+}
+"""What no option sets: `--method` or the recipe brings it."""
+SHORT = {"data.source": "data", "data.exclude": "exclude", "data.verify": "verify_data", "save.log": "log"}
+"""Options that are called otherwise than their field."""
 ENOUGH_S = 240  # far more than any run here takes, also on a machine that others use; a test has 300
 
 
@@ -88,12 +100,12 @@ def _config(**changes: Any) -> Config:
 def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
     """What to type after `adasim` for this configuration."""
     wanted, recipe = _flat(config.to_dict()), _flat(get_recipe("desk-vit").to_dict())
-    if resume:
-        options = {name: value for name, value in wanted.items() if name.startswith(("data.", "save."))}
-    else:
-        options = {
-            name: value for name, value in wanted.items() if value != recipe.get(name) and name not in FIXED
-        }
+    options = {
+        name: value
+        for name, value in wanted.items()
+        if name not in FIXED
+        and (name.startswith(("data.", "save.")) if resume else value != recipe.get(name))
+    }
     words = [
         "pretrain",
         *(["--resume", str(out)] if resume else ["desk-vit", "--out", str(out)]),
@@ -101,7 +113,7 @@ def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
         "--no-compare",
     ]
     for name, value in options.items():
-        *parents, field = name.replace("_", "-").split(".")
+        *parents, field = SHORT.get(name, name).replace("_", "-").split(".")
         if isinstance(value, bool):
             words.append("--" + ".".join([*parents, field if value else f"no-{field}"]))
         else:

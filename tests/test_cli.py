@@ -142,7 +142,7 @@ def test_pils_own_warnings_are_kept_from_the_screen(recwarn: pytest.WarningsReco
     assert not recwarn
 
 
-@pytest.mark.parametrize("words", [["--data=~/photos"], ["--data", "~/photos"], ["--data.source=~/photos"]])
+@pytest.mark.parametrize("words", [["--data=~/photos"], ["--data", "~/photos"]])
 def test_a_tilde_is_expanded_where_the_shell_does_not(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

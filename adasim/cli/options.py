@@ -96,7 +96,7 @@ def load_plugins(arguments: Sequence[str]) -> list[str]:
     left = iter(arguments)
     for argument in left:
         if argument == "--plugin":
-            load_plugin(next(left, ""))
+            load_plugin(next(left, "--plugin"))
         elif argument.startswith("--plugin="):
             load_plugin(argument.partition("=")[2])
         else:

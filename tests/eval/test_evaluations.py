@@ -122,7 +122,7 @@ def test_what_is_not_known_gets_a_sentence_with_the_nearest_name(
         adasim.evaluate(adasim.load_backbone(run).net, "knn")
     assert not (run / "results.jsonl").exists()
     assert "Did you mean table?" in refusal("eval tabel", capsys)
-    assert "--plugin needs the path of a Python file" in refusal("eval --plugin", capsys)
+    assert "Give the path of a Python file" in refusal("eval --plugin", capsys)
 
 
 # One's own

@@ -324,7 +324,7 @@ def test_nothing_is_replaced_unasked_and_a_refusal_writes_nothing(
         f"{asked} --pick 48": "ids run from 0 to 47",
         f"{asked} --pick intriguin": "No image is called intriguin",
         f"{asked} --count 0 --pick 3": "--count=0 must be at least 1",
-        f"{asked} --tau 0": "--tau=0.0 must be above 0, and no less than 1e-6",
+        f"{asked} --tau 0": "--tau=0.0 must be at least 1e-06",
         f"{asked} --k 3": "--k is for --backbone and --features",
         f"{asked}/x/y": "no folder",
         "gallery": "Name a run folder",
