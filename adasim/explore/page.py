@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import quote
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, pad
 
 from adasim.data import ImageSet
 from adasim.explore.collection import Collection
@@ -34,7 +35,10 @@ PAGE_SUPPORT = 12
 """Neighbours of each image on the page."""
 INLINE_BYTES = 25_000_000
 """A page that would be larger than this has its thumbnails beside it."""
-_SCRIPTS = ["data", "dom", "verdicts", "files", "feed", "overview", "lists", "neighbours", "main"]
+_SCRIPTS = (
+    *("data", "dom", "verdicts", "files", "feed", "threshold", "bulk", "look", "filters"),
+    *("overview", "lists", "neighbours", "points", "map", "main"),
+)
 _BINS = 20
 
 
@@ -54,6 +58,8 @@ class Exploration:
     windowed: bool = True
     remembered: int = 0
     """How many images, the first ones, could become anybody's neighbour."""
+    map: Tensor = field(default_factory=lambda: torch.empty(0, 2))
+    """(N, 2): where each image lies on the map; NaN where it lies nowhere."""
 
 
 def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
@@ -80,7 +86,19 @@ def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
         origin=opened.origin,
         windowed=opened.windowed,
         remembered=remembered,
+        map=_components(opened.features),
     )
+
+
+def _components(features: Tensor) -> Tensor:
+    """(N, 2): the two principal components; NaN for images without features."""
+    known = torch.isfinite(features).all(1)
+    rows = normalize(features[known].float(), dim=1)
+    centred = rows - rows.mean(0)
+    _, _, axes = torch.linalg.svd(centred.T @ centred)  # (D, D), symmetric
+    places = torch.full((len(features), 2), torch.nan)
+    places[known] = pad(centred @ axes[:2].T, (0, 2 - min(2, features.shape[1])))
+    return places
 
 
 # ---- the page ----
@@ -158,8 +176,8 @@ def payload(explored: Exploration, page: Path, sheets: list[bytes] | None) -> di
         "classes": collection.classes,
         "names": collection.names,
         "labels": None if collection.labels is None else _packed(collection.labels, "<i4"),
-        "widths": _packed(looks.sizes[:, 1].clamp(max=65535), "<u2"),
-        "heights": _packed(looks.sizes[:, 0].clamp(max=65535), "<u2"),
+        "widths": _packed(looks.sizes[:, 1], "<u4"),
+        "heights": _packed(looks.sizes[:, 0], "<u4"),
         "sizes": _sizes(looks),
         "unreadable": len(looks.unreadable),
         "bases": bases,
@@ -172,16 +190,23 @@ def payload(explored: Exploration, page: Path, sheets: list[bytes] | None) -> di
             "p": _packed((p * 65535).round(), "<u2"),
         },
         "listed": _packed(explored.findings.popularity, "<u4"),
+        "map": _packed_map(explored.map),
         "own": _packed((support.self_match().nan_to_num(0.0) * 65535).ceil(), "<u2"),  # 0: not at all
         "selfMatch": _histogram(support.self_match()[: len(collection.sets[0])]),
         "ownLabel": _own_label(explored.findings.mass),
+        "wrong": getattr(explored.findings, "wrong_estimate", None),
         "confusion": [[a, b, round(mass, 5)] for (a, b), mass in sorted(explored.findings.confusion.items())],
         "tables": {
-            name: {"columns": table.columns, "rows": table.rows} for name, table in explored.tables.items()
+            name: {
+                "columns": table.columns,
+                "rows": table.rows,
+                "threshold": getattr(table, "threshold", None),
+            }
+            for name, table in explored.tables.items()
         },
         "sheets": {
             "tile": looks.tile,
-            "columns": COLUMNS,
+            "columns": getattr(looks, "columns", COLUMNS),
             "folder": quote(os.fsencode(sheets_folder(page).name)),
             "inline": None if sheets is None else [base64.b64encode(sheet).decode() for sheet in sheets],
         },
@@ -211,6 +236,18 @@ def _hash(text: str) -> str:
 
 def _packed(values: Tensor, kind: str) -> str:
     return base64.b64encode(np.ascontiguousarray(values.numpy()).astype(kind).tobytes()).decode()
+
+
+def _packed_map(places: Tensor) -> str:
+    """Places from 0 to 65,534, both axes alike, the map in the middle; 65,535 for an image without one."""
+    known = torch.isfinite(places).all(1)
+    packed = torch.full_like(places, 65535.0)
+    if known.any():
+        inside = places[known].double()
+        low, high = inside.amin(0), inside.amax(0)
+        side = float((high - low).max()) or 1.0
+        packed[known] = ((inside - (low + high) / 2) / side + 0.5).mul(65534).round().to(packed.dtype)
+    return _packed(packed, "<u2")
 
 
 def _histogram(p: Tensor) -> dict[str, Any]:

@@ -169,13 +169,13 @@ def serious(tab: Tab) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-VIEWS = ("overview", "neighbours", "neighbours?image=3", "duplicates", "wrong-labels", "surprising", "lonely")
+VIEWS = ("overview", "map", "neighbours", "neighbours?image=3", "duplicates", "wrong-labels", "surprising", "lonely")
 HOSTILE_NAMES = {f"train/blue/{printable(name)}" for name in HOSTILE}
 
 
 @pytest.mark.parametrize(
     ("scheme", "width", "views"),
-    [("light", 1280, VIEWS), ("dark", 390, ("overview", "neighbours?image=3", "wrong-labels"))],
+    [("light", 1280, VIEWS), ("dark", 390, ("overview", "map", "neighbours?image=3", "wrong-labels"))],
 )
 def test_every_view_opens_from_the_disk_without_a_request_and_nothing_stands_in_a_screen_readers_way(
     browser: Any, shared: Tab, scheme: str, width: int, views: tuple[str, ...]
@@ -196,7 +196,7 @@ def test_ten_items_are_reviewed_by_keyboard_alone_and_survive_a_reload(tab: Tab)
     table = tab.explored.found.tables["surprising"]
     ids = [row[0] for row in table.rows[:10]]
     assert len(ids) == 10
-    tab.press("]", "]", "]", "]")
+    tab.press(*"]]]]]")
     assert tab.hash() == "#/surprising"
     keys = ["1", "2", "3", "4", "2", "1", "2", "4", "1", "3"]
     tab.press(*keys)
@@ -227,7 +227,7 @@ def test_a_group_of_duplicates_keeps_the_image_that_was_chosen(tab: Tab) -> None
     assert tab.verdicts() == verdicts
     tab.press("k", "ArrowRight", "m")  # the first one after all: the verdict follows
     assert tab.verdicts() == {i: "keep" if i == group.members[0] else "reject" for i in group.members}
-    assert "the copies" in tab.page.inner_text("article.current button[aria-pressed=true]")
+    assert "Leave out copies" in tab.page.inner_text("article.current button[aria-pressed=true]")
     tab.press("u")
     assert tab.verdicts() == verdicts
     tab.press("u", "u")
@@ -576,7 +576,7 @@ def test_an_image_that_others_list_beyond_the_shown_ranks_is_not_called_lonely(
     alone.explored = replace(alone.explored, page=tmp_path / "page.html")
     alone.open(f"#/neighbours?image={image}")
     shown = alone.page.inner_text("main")
-    assert f"In the support of {listed[image]} images, but not among their 1 best." in shown
+    assert f"A neighbour of {listed[image]} images, but not among their 1 best." in shown
     assert f"{listed[image]} images" in alone.page.inner_text(".details")
     assert f"{100 * own[image]:.0f}%" in alone.page.inner_text(".details")
     assert "lonely" not in alone.page.inner_text(".around > div >> nth=1")

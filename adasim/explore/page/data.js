@@ -8,13 +8,13 @@ function decode(base64, Type) {
   return new Type(bytes.buffer);
 }
 
-const IDS = decode(D.support.ids, Int32Array);      // (N, S), -1 is padding
-const P = decode(D.support.p, Uint16Array);         // (N, S), in parts of 65,535
-const LISTED = decode(D.listed, Uint32Array);       // (N,), in how many supports of others, of whatever width
-const OWN = decode(D.own, Uint16Array);             // (N,), p of the image itself, in parts of 65,535
+const IDS = decode(D.support.ids, Int32Array);      // (N, S): neighbours; -1 is padding
+const P = decode(D.support.p, Uint16Array);         // (N, S): their probabilities, in parts of 65,535
+const LISTED = decode(D.listed, Uint32Array);       // (N,): how many other images have it as a neighbour
+const OWN = decode(D.own, Uint16Array);             // (N,): the probability of the image itself, in parts of 65,535
 const LABELS = D.labels ? decode(D.labels, Int32Array) : null;
-const HEIGHTS = decode(D.heights, Uint16Array);
-const WIDTHS = decode(D.widths, Uint16Array);
+const HEIGHTS = decode(D.heights, Uint32Array);
+const WIDTHS = decode(D.widths, Uint32Array);
 
 const nameOf = (i) => D.names[i];
 const splitOf = (i) => D.splits[i < D.train ? 0 : 1];
@@ -22,7 +22,8 @@ const labelOf = (i) => (LABELS && LABELS[i] >= 0 ? D.classes[LABELS[i]] : "");
 const sizeOf = (i) => (WIDTHS[i] ? `${WIDTHS[i]} × ${HEIGHTS[i]}` : "unreadable");
 const percent = (p) => (p > 0 && p < 0.01 ? "<1%" : `${Math.round(100 * p)}%`);
 const number = (n) => n.toLocaleString("en-US");
-const images = (n) => `${number(n)} ${n === 1 ? "image" : "images"}`;
+const counted = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`;
+const images = (n) => counted(n, "image");
 const shortName = (i) => nameOf(i).split("/").pop();
 
 function supportOf(i) {
@@ -31,6 +32,13 @@ function supportOf(i) {
     found.push({ id: IDS[s], p: P[s] / 65535 });
   }
   return found;
+}
+
+// The neighbours without the image itself, with their shares among all of its neighbours.
+function othersOf(i) {
+  const others = supportOf(i).filter(({ id }) => id !== i);
+  const whole = Math.max(1e-9, 1 - OWN[i] / 65535, others.reduce((sum, { p }) => sum + p, 0));
+  return others.map(({ id, p }) => ({ id, p: p / whole }));
 }
 
 let reverse = null;
@@ -55,6 +63,7 @@ for (const [name, table] of Object.entries(D.tables)) {
   TABLES[name] = {
     columns: table.columns,
     rows: table.rows,
+    threshold: table.threshold ?? null,
     items: table.rows.map((row) => Object.fromEntries(table.columns.map((column, c) => [column, row[c]]))),
   };
 }

@@ -44,10 +44,9 @@ const bar = (p, cls = "") =>
 
 const title = (i) => `image ${i}, ${nameOf(i)}${labelOf(i) ? `, labelled ${labelOf(i)}` : ""}`;
 
-// A thumbnail that leads to the image's neighbours, with its label and, where given, its probability; the bar of the
-// most likely one is full.
+// A thumbnail that leads to the image's neighbours, with its label and, where given, its share; the longest bar is full.
 function tile(i, { p = null, most = 1, own = false, note = "", chosen = false, differs = false } = {}) {
-  const described = `${title(i)}${p === null ? "" : `, probability ${percent(p)}`}${note ? `, ${note}` : ""}`;
+  const described = `${title(i)}${p === null ? "" : `, ${percent(p)}`}${note ? `, ${note}` : ""}`;
   return h(
     "a",
     {

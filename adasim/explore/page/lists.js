@@ -1,7 +1,7 @@
 // The four lists to go through: duplicates, wrong labels, surprising, lonely.
 const VERDICTS = {
   duplicates: [
-    ["keep", "Keep all"], ["reject", "Leave out the copies"], ["all", "Leave out all"], ["unsure", "Unsure"]],
+    ["keep", "Keep all"], ["reject", "Leave out copies"], ["all", "Leave out all"], ["unsure", "Unsure"]],
   "wrong-labels": [
     ["keep", "Label is right"], ["reject", "Leave out"], ["relabel", "Take the suggestion"], ["unsure", "Unsure"]],
   surprising: [["keep", "Keep"], ["reject", "Leave out"], ["relabel", "Wrong label"], ["unsure", "Unsure"]],
@@ -9,13 +9,13 @@ const VERDICTS = {
 };
 
 // An item is a list of rows: one, or a group of duplicates.
+const listed = {};
 function itemsOf(view) {
-  const groups = view === "duplicates" ? GROUPS : TABLES[view].items.map((row) => [row]);
-  return groups.map((rows) => {
-    const ids = rows.map((row) => Number(row.id));
-    return { rows, ids, row: rows[0] };
-  });
+  listed[view] ??= (view === "duplicates" ? GROUPS : TABLES[view].items.map((row) => [row])).map((rows) => ({
+    rows, row: rows[0], ids: rows.map((row) => Number(row.id)), score: rows[0].score ? Number(rows[0].score) : Infinity }));
+  return listed[view];
 }
+const countOf = (view) => itemsOf(view).filter(({ score }) => score >= lowestOf(view, {})).length;
 
 // The image of a group that stays if its copies go: the one that was chosen since the last undo; or the only one with the
 // verdict to keep it; or the first that no other list leaves out.
@@ -39,136 +39,216 @@ function changesFor(view, item, verdict, keeper = keeperOf(item)) {
 // The verdict that an item has in this list: what pressing a button for it would have given, for all of its images.
 function verdictOf(view, item) {
   const same = (a, b) => b && a.verdict === b.verdict;
-  const found = VERDICTS[view].find(([verdict]) =>
+  const match = VERDICTS[view].find(([verdict]) =>
     changesFor(view, item, verdict).every(([id, entry]) => same(entry, given(id, view))));
-  return found ? found[0] : null;
+  return match ? match[0] : null;
 }
 const reviewed = (view, item) => item.ids.every((id) => given(id, view) || leftOutElsewhere(id, view));
 
-function matches(item, query) {
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+function matches(item, words) {
   return words.every((word) => item.ids.some((id) => found(id, word)) ||
     (item.row.suggested || "").toLowerCase().includes(word) || (item.row.kind || "").includes(word));
 }
-const found = (id, word) =>
-  String(id) === word || nameOf(id).toLowerCase().includes(word) || labelOf(id).toLowerCase().includes(word);
+
+// Whether an item fits all filters but the handle of the histogram.
+function fitsFilters(name, params) {
+  const [from, to] = [params.from, params.to].map((c) => (c === undefined ? "" : D.classes[Number(c)] || ""));
+  const words = wordsOf(params.q);
+  return (item) => (params.only === undefined || item.ids.includes(Number(params.only))) && matches(item, words) &&
+    (!from || item.rows.some((row) => row.label === from)) && (!to || item.row.suggested === to) &&
+    (!params.split || item.rows.some((row) => row.split === params.split)) && (!params.kind || item.row.kind === params.kind) &&
+    (!params.show || (params.show === "open") !== reviewed(name, item));
+}
 
 function listView(view, params) {
   const { name } = view;
   const all = itemsOf(name);
-  const [from, to] = [params.from, params.to].map((c) => (c === undefined ? "" : D.classes[Number(c)] || ""));
-  const items = all.filter((item) =>
-    (params.only === undefined || item.ids.includes(Number(params.only))) &&
-    (!params.q || matches(item, params.q)) && (!from || item.row.label === from) &&
-    (!to || item.row.suggested === to) && (!params.kind || item.row.kind === params.kind) &&
-    (!params.show || (params.show === "open") !== reviewed(name, item)));
+  const fits = all.filter(fitsFilters(name, params));
+  let least = params.only === undefined ? lowestOf(name, params) : -Infinity;
+  let items = fits.filter(({ score }) => score >= least);
   const progress = h("p", { class: "progress", id: "progress" });
+  const many = h("button", { type: "button", class: "wide", id: "many", "aria-haspopup": "dialog", "aria-keyshortcuts": "a",
+    onclick: () => many.onAll() });
+  const handle = params.only === undefined ? thresholdPanel(fits, least, {
+    onMove: (to) => { least = to; items = fits.filter(({ score }) => score >= least); feed.replace(items); tell(); },
+    onSet: (to) => replaceParams({ min: to, at: undefined }),
+  }) : null;
   const tell = () => {
-    const now = all.filter((item) => reviewed(name, item)).length;
+    const now = items.filter((item) => reviewed(name, item)).length;
     progress.replaceChildren(h("span", { class: "bar", "aria-hidden": "true" },
-      h("span", { style: { width: `${(100 * now) / Math.max(1, all.length)}%` } })),
-    `${number(now)} of ${number(all.length)} reviewed`);
+      h("span", { style: { width: `${(100 * now) / Math.max(1, items.length)}%` } })),
+    `${number(now)} of ${number(items.length)} reviewed`);
+    many.replaceChildren(`Verdict for all ${number(items.length)}… `, h("kbd", { "aria-hidden": "true" }, "a"));
+    many.disabled = !items.length;
+    nothing.hidden = items.length > 0;
+    if (handle) handle.show(items.length);
   };
-  tell();
+  const [from, to] = [params.from, params.to].map((c) => (c === undefined ? "" : D.classes[Number(c)] || ""));
   const filters = h("div", { class: "filters" }, progress, choice("show", params,
     [["", "all"], ["open", "not reviewed"], ["done", "reviewed"]], "Show"),
   name === "duplicates" ? choice("kind", params,
     [["", "every kind"], ["exact", "exact"], ["near", "near"], ["same scene", "same scene"]], "Kind") : null,
-  from || to ? chip(`${from || "any"} → ${to || "any"}`, ["from", "to"]) : null,
-  params.only === undefined ? null : chip(`image ${params.only}`, ["only"]));
-  const head = [h("h2", {}, view.title), h("p", { class: "lead" }, view.lead), ...(all.length ? [filters] : [])];
-  if (!items.length) {
-    const nothing = all.length ? "Nothing in this list fits the filter." : view.none;
-    return { nodes: [...head, h("p", { class: "empty" }, nothing, from ? " " : "",
-      from ? h("a", { href: address("neighbours", { label: params.from }) }, `All images labelled ${from}`) : null)] };
-  }
+  to ? chip(`${from || "any"} → ${to}`, ["from", "to"]) : classChoice("from", params), splitChoice(params),
+  params.q ? chip(params.q, ["q"]) : null,
+  params.only === undefined ? null : chip(`image ${params.only}`, ["only"]), many);
+  const nothing = h("p", { class: "empty" }, all.length ? "Nothing in this list fits the filters." : view.none, from ? " " : "",
+    from ? h("a", { href: address("neighbours", { label: params.from }) }, `All images labelled ${from}`) : null);
+  const head = [h("h2", {}, view.title), h("p", { class: "lead" }, view.lead)];
+  if (!all.length) return { nodes: [...head, nothing] };
   const feed = new Feed({
     items,
+    kind: name,
     label: view.title,
     at: Number(params.at) || 0,
     make: (item, index) => card(view, item, index),
     onMove: (at) => replaceParams({ at: at || undefined }),
+    onSee: (item) => shownIn(name, item).forEach((id) => seen.add(id)),
+  });
+  const after = () => { feed.refresh(); tell(); };
+  many.onAll = () => judgeMany({
+    view: name, items, done: after, changes: (item, verdict) => changesFor(name, item, verdict), isReviewed: (item) => reviewed(name, item),
+    what: `All that the list shows now${handle ? `, with a score of at least ${Math.max(least, 0).toFixed(2)}` : ""}.`,
   });
   const judge = (place) => {
     const item = items[feed.at];
+    if (!item) return;
     const [verdict, words] = VERDICTS[name][place];
+    const unseen = item.ids.filter((id) => !seen.has(id));
+    if (unseen.length && name === "duplicates") {  // nothing is judged that was not seen
+      if (!$("look").open) return show(`The card showed ${number(item.ids.length - unseen.length)} of these ${images(item.ids.length)}. Look at all of them, then press again.`);
+      if (!sawTheEnd()) return say("There are more images below.");
+    }
     decide(changesFor(name, item, verdict), { view: name, ids: item.ids });
+    item.ids.forEach((id) => seen.add(id));
     feed.fill(feed.at);
     tell();
     say(`${words}. ${feed.at + 1 < items.length ? "Next." : "That was the last one."}`);
+    if ($("look").open && feed.at + 1 >= items.length) $("look").close();
     feed.move(feed.at + 1);
+    if ($("look").open) show();
+  };
+  const show = (question) => {  // the item side by side
+    const item = items[feed.at];
+    if (!item) return;
+    const keeper = name === "duplicates" ? keeperOf(item) : -1;
+    lookAt({
+      ids: choosable(name, item), second: item.chosen, question, heading: cardHeading(view, item),
+      shares: name === "duplicates" ? new Map() : sharesOf(item.ids[0]), words: (id) => (id === keeper ? "keep" : ""),
+      buttons: verdictButtons(name, verdictOf(name, item), (place) => judge(place)),
+    });
   };
   feed.element.addEventListener("click", (event) => {
     const article = event.target.closest("article");
     if (!article) return;
     const index = Number(article.dataset.index);
     const button = event.target.closest("button[data-place]");
-    if (button || !event.target.closest("a")) feed.move(index, !button);
-    if (button) judge(Number(button.dataset.place));
+    const link = event.target.closest("a[data-image]");
+    if (link && (event.ctrlKey || event.metaKey || event.shiftKey)) return;  // a new tab or window
+    if (link) event.preventDefault();
+    feed.move(index, !button);
+    if (button) return judge(Number(button.dataset.place));
+    if (link) items[index].chosen = Number(link.dataset.image);
+    if (link || event.target.closest(".more")) show();
   });
-  return { nodes: [...head, feed.element], feed, items, judge, refresh: () => { feed.refresh(); tell(); } };
+  tell();
+  return {
+    nodes: [...head, filters, handle ? handle.element : null, nothing, feed.element].filter(Boolean), feed, judge, show, many: () => many.onAll(),
+    get items() { return items; },
+    refresh: after,
+    choose: (id) => { items[feed.at].chosen = id; feed.fill(feed.at); show(); },
+  };
 }
 
-function choice(key, params, options, label) {
-  const id = `filter-${key}`;
-  const select = h("select", { id, onchange: () => go(route.view, { ...route.params, at: undefined, [key]: select.value }) },
-    options.map(([value, name]) => h("option", { value, selected: (params[key] || "") === value }, name)));
-  return h("label", { for: id }, `${label} `, select);
-}
-
-// A filter in words, which a click removes: the parameters that it is made of.
-function chip(words, keys) {
-  const removed = Object.fromEntries([...keys, "at"].map((key) => [key, undefined]));
-  return h("a", { class: "chip", href: address(route.view, { ...route.params, ...removed }) }, text(words), " ✕",
-    h("span", { class: "hidden" }, " (remove the filter)"));
-}
-
-const choosable = (view, item) => (view === "duplicates" ? item.ids : [item.ids[0], ...strip(item.ids[0])]);
-const strip = (i) => supportOf(i).map(({ id }) => id).filter((id) => id !== i).slice(0, 8);
-
-function card(view, item, index) {
-  const { name } = view;
-  const given = verdictOf(name, item);
-  const i = item.ids[0];
-  const chosen = item.chosen;
-  const buttons = h("div", { class: "verdicts", role: "group", "aria-label": "Verdict" },
+function verdictButtons(name, given, judge) {
+  return h("div", { class: "verdicts", role: "group", "aria-label": "Verdict" },
     VERDICTS[name].map(([verdict, words], place) =>
       h("button", { type: "button", "data-place": place, class: verdict, "aria-pressed": String(given === verdict),
-        "aria-keyshortcuts": place + 1, tabindex: "-1" }, h("kbd", { "aria-hidden": "true" }, place + 1), ` ${words}`)));
-  let pictures;
-  let heading;
+        "aria-keyshortcuts": place + 1, tabindex: judge ? "0" : "-1", onclick: judge ? () => judge(place) : null },
+      h("kbd", { "aria-hidden": "true" }, place + 1), ` ${words}`)));
+}
+
+// ---- a card ----
+
+const choosable = (view, item) => (view === "duplicates" ? item.ids : [item.ids[0], ...othersOf(item.ids[0]).map(({ id }) => id)]);
+
+function spaceIn(name) {  // for the pictures of a card: how wide it is, their least and greatest width, and the gap between them
+  const feed = current.feed || { columns: 1, element: $("main") };
+  const style = getComputedStyle(document.documentElement);
+  const [tileWidth, gap, beside, wider] = ["--tile", "--gap", "--beside", "--wider"].map((key) => parseFloat(style.getPropertyValue(key)));
+  const width = (feed.element.clientWidth + 12) / feed.columns - 46;
+  return name === "duplicates" ? { width, gap, least: 0.85 * tileWidth, most: wider * tileWidth } : { width: width - beside, gap, least: tileWidth };
+}
+function room(name) {  // how many pictures fit beside each other
+  const { width, gap, least } = spaceIn(name);
+  return Math.max(2, Math.floor((width + gap) / (least + gap)));
+}
+
+// The images of an item that its card shows.
+function shownIn(name, item) {
+  const ids = choosable(name, item);
+  if (name !== "duplicates") return ids.slice(0, room(name) + 1);
+  const fit = room(name);
+  return ids.length <= fit ? ids : ids.slice(0, Math.max(1, fit - 1));
+}
+
+function pictureWidth(count) {  // of a group's images, which share the width
+  const { width, gap, most } = spaceIn("duplicates");
+  return Math.floor(Math.min(most, (width + gap) / count - gap));
+}
+
+function cardHeading({ name }, item) {
+  const i = item.ids[0];
   if (name === "duplicates") {
-    heading = [h("span", { class: `kind ${item.row.kind.replace(" ", "-")}` }, item.row.kind),
+    return [h("span", { class: `kind ${item.row.kind.replace(" ", "-")}` }, item.row.kind),
       item.row.straddles === "yes" ? h("span", { class: "kind straddles" }, `in ${D.splits.join(" and ")}`) : null,
-      ` ${item.ids.length} images`];
-    const keeper = keeperOf(item);
-    pictures = item.ids.slice(0, 12).map((id) => tile(id, {
-      chosen: id === chosen, note: [id === keeper ? "keep" : "", leftOutElsewhere(id, name) ? "left out" : "",
-        D.splits.length > 1 ? splitOf(id) : id === keeper ? "" : shortName(id)].filter(Boolean).join(" · ") }));
-    if (item.ids.length > 12) pictures.push(h("span", { class: "more" }, `+${item.ids.length - 12}`));
-  } else {
-    heading = [text(shortName(i), "file")];
-    if (labelOf(i)) heading.push(h("span", { class: "label" }, text(labelOf(i))));
-    if (item.row.suggested) heading.push(h("span", { class: "arrow" }, "→"), h("span", { class: "label new" }, text(item.row.suggested)));
-    const own = labelOf(i);
-    const others = supportOf(i).filter(({ id }) => id !== i).slice(0, 8);
-    const most = Math.max(1e-9, ...others.map(({ p }) => p));
-    pictures = [tile(i, { chosen: chosen === i, note: labelOf(i) || shortName(i) }), h("span", { class: "rule" }),
-      ...others.map(({ id, p }) => tile(id, { p, most, chosen: id === chosen, differs: own && labelOf(id) !== own }))];
+      ` ${images(item.ids.length)}`];
   }
-  const opinions = name === "wrong-labels" ? h("p", { class: "opinions" },
-    "Second opinions: ", h("b", {}, item.row.agreeing_neighbours ? percent(Number(item.row.agreeing_neighbours)) : "–"), " of its nearest agree with the label · ",
-    "SelfClean ratio ", h("b", {}, item.row.distance_ratio ? Number(item.row.distance_ratio).toFixed(2) : "–"),
-    !item.row.distance_ratio ? "" : Number(item.row.distance_ratio) < 0.5 ? " (another class is closer)"
-      : " (its own class is closer)") : null;
+  return [
+    labelOf(i) ? h("span", { class: "label" }, text(labelOf(i))) : null,
+    item.row.suggested ? [h("span", { class: "arrow" }, "→ "), h("span", { class: "label new" }, text(item.row.suggested))] : null,
+    text(shortName(i), "file")];
+}
+
+const SHOWN = new Set(["id", "split", "file", "label", "score", "suggested", "reason", "group", "kind", "keep", "straddles",
+  "judge", "best_match", "nearest"]);
+const JUDGES = { both: "neighbours and probe agree", neighbours: "the neighbours alone", probe: "the probe alone" };
+function numbersOf(row) {  // what else the list knows of an image
+  const entries = Object.entries(row).filter(([column, value]) => !SHOWN.has(column) && value !== "");
+  return [row.judge ? `judged by ${JUDGES[row.judge] || row.judge}` : "", row.score ? `score ${Number(row.score).toFixed(2)}` : "",
+    ...entries.map(([column, value]) => `${column.replaceAll("_", " ")} ${Number.isNaN(Number(value)) ? value : Number(value).toFixed(2)}`)]
+    .filter(Boolean).join(" · ");
+}
+
+function card(view, item) {
+  const { name } = view;
+  const i = item.ids[0];
+  const own = labelOf(i);
+  const ids = shownIn(name, item);
+  const keeper = name === "duplicates" ? keeperOf(item) : -1;
+  let strip;
+  if (name === "duplicates") {
+    strip = ids.map((id) => tile(id, {
+      chosen: id === item.chosen, note: [id === keeper ? "keep" : "", leftOutElsewhere(id, name) ? "left out" : "",
+        D.splits.length > 1 ? splitOf(id) : id === keeper ? "" : shortName(id)].filter(Boolean).join(" · ") }));
+    if (ids.length < item.ids.length) {
+      strip.push(h("button", { type: "button", class: "more", tabindex: "-1" }, `+${number(item.ids.length - ids.length)}`,
+        h("span", {}, "show all")));
+    }
+  } else {
+    const shares = othersOf(i).filter(({ id }) => ids.includes(id));
+    const most = Math.max(1e-9, ...shares.map(({ p }) => p));
+    strip = shares.map(({ id, p }) => tile(id, { p, most, chosen: id === item.chosen, differs: own && labelOf(id) !== own }));
+  }
   const out = leftOutElsewhere(i, name);
   const files = name === "duplicates"
     ? h("p", { class: "files" }, item.ids.slice(0, 3).flatMap((id, n) => [n ? " · " : "", text(nameOf(id))]))
-    : h("p", { class: "files" }, out ? `Left out in ${out.view} · ` : "", text(nameOf(i)),
-      ` · ${splitOf(i)} · image ${i} · ${sizeOf(i)}`);
+    : h("p", { class: "files" }, out ? `Left out in ${out.view} · ` : "", text(nameOf(i)), ` · ${splitOf(i)} · image ${i} · ${sizeOf(i)}`);
+  const more = numbersOf(item.row);
   return [
-    h("div", { class: "strip" }, pictures),
-    h("div", { class: "words" }, h("h3", {}, heading), h("p", { class: "reason" }, text(item.row.reason)), opinions, files),
-    buttons,
-  ];
+    name === "duplicates" ? null : h("div", { class: "first" }, tile(i, { chosen: item.chosen === i, note: " " })),
+    h("div", { class: "words" }, h("h3", {}, cardHeading(view, item)), h("p", { class: "reason" }, text(item.row.reason)),
+      more ? h("p", { class: "numbers" }, text(more)) : null, files),
+    h("div", { class: "strip", style: name === "duplicates" ? { "--tile": `${pictureWidth(strip.length)}px` } : {} }, strip),
+    verdictButtons(name, verdictOf(name, item)),
+  ].filter(Boolean);
 }

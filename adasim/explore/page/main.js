@@ -1,35 +1,36 @@
 // Which view is shown, by the address; keys; dialogs.
 const VIEWS = [
   { name: "overview", title: "Overview" },
-  { name: "neighbours", title: "Neighbours" },
+  { name: "map", title: "Map" },
+  { name: "neighbours", title: "Images" },
   {
-    name: "duplicates", title: "Duplicates", about: "groups of copies", count: () => GROUPS.length,
+    name: "duplicates", title: "Duplicates", about: () => "groups of copies",
     lead: D.splits.length > 1
       ? "Images that show the same; copies that stand in both splits come first. One of each group is marked to be kept."
       : "Images that show the same. One of each group is marked to be kept.",
     none: "No duplicates were found.",
   },
   {
-    name: "wrong-labels", title: "Wrong labels", about: "suspects", absent: !LABELS,
-    count: () => (TABLES["wrong-labels"] ? TABLES["wrong-labels"].rows.length : 0),
-    lead: "Images whose neighbours' mass lies on another class, the strongest suspicion first." +
-      (D.ownLabel === null ? "" : ` On average ${percent(D.ownLabel)} of an image's neighbours have its label: ` +
-      (D.ownLabel < 0.6 ? "with so few, most suspects are innocent. Stop where the list stops paying."
-        : "the fewer, the more suspects are innocent.")),
-    none: "Every image's neighbours agree with its label.",
+    name: "wrong-labels", title: "Wrong labels", absent: !LABELS,
+    about: () => (D.wrong === null ? "suspects" : `suspects; about ${counted(D.wrong, "label")} may be wrong`),
+    lead: "Images that look like another class, the strongest suspicion first." +
+      (D.ownLabel === null ? "" : ` On average ${percent(D.ownLabel)} of an image's neighbours have its label` +
+      (D.ownLabel < 0.6 ? ": with so few, most suspects are innocent." : ".")) + " Stop where the list stops paying.",
+    none: "No label stands out as wrong.",
   },
   {
-    name: "surprising", title: "Surprising", about: "match another image best", count: () => TABLES.surprising.rows.length,
+    name: "surprising", title: "Surprising", about: () => "match another image best",
     lead: "Images whose own best match is another image: views of it look more like that one.",
     none: D.windowed ? "Every image is its own best match."
       : "The features hold one view of each image, which is always its own best match. A run or an encoder can say more.",
   },
   {
-    name: "lonely", title: "Lonely", about: "nobody's neighbour", count: () => TABLES.lonely.rows.length,
-    lead: "Images in nobody's support, the farthest from all others first.",
+    name: "lonely", title: "Lonely", about: () => "nobody's neighbour",
+    lead: "Images that are no other image's neighbour, the farthest from all others first.",
     none: "Every image is somebody's neighbour.",
   },
 ];
+for (const view of VIEWS) if (view.none) view.count = () => (view.absent ? 0 : countOf(view.name));
 
 let route = { view: "overview", params: {} };
 let current = {};
@@ -61,8 +62,11 @@ function render(still = false) {
   const before = route;
   route = read();
   if (current.feed) current.feed.stop();
+  if (current.stop) current.stop();
+  if ($("look").open) $("look").close();
   const view = VIEWS.find(({ name }) => name === route.view);
   if (route.view === "overview") current = { nodes: overview() };
+  else if (route.view === "map") current = mapView(route.params);
   else if (route.view === "neighbours") current = neighboursView(route.params);
   else if (view.absent) {
     current = { nodes: [h("h2", {}, view.title), h("p", { class: "empty" }, "These images have no labels, so no label " +
@@ -75,6 +79,7 @@ function render(still = false) {
   if (document.activeElement !== $("search")) $("search").value = route.params.q || "";
   document.title = `${view.title} · adasim explore`;
   if (current.feed) current.feed.start();
+  if (current.start) current.start();
   const moved = before.view !== route.view || before.params.image !== route.params.image;
   if (!still && moved) {
     if (!current.feed || !current.feed.at) scrollTo(0, 0);
@@ -83,16 +88,19 @@ function render(still = false) {
   }
 }
 
-function choose(step) {  // left and right within an item or a grid
-  if (current.feed) {
+function choose(step) {  // left and right within an item or a grid, or in the closer look
+  if ($("look").open && !current.feed) {
+    const { ids, second } = looking;
+    current.choose(ids[Math.min(Math.max(1, ids.indexOf(second) + step), ids.length - 1)]);
+  } else if (current.feed) {
     const item = current.items[current.feed.at];
+    if (!item) return;
     const ids = choosable(route.view, item);
     const at = ids.indexOf(item.chosen);
     item.chosen = ids[Math.min(Math.max(0, at + step), ids.length - 1)];
     current.feed.fill(current.feed.at);
     say(title(item.chosen));
-    const node = current.feed.shown.get(current.feed.at).querySelector(".tile.chosen");
-    if (node) node.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if ($("look").open) current.show();
   } else if (current.tiles) {
     const tiles = current.tiles();
     const at = tiles.indexOf(document.activeElement);
@@ -106,6 +114,7 @@ function takeBack() {
   if (!where) return say("There is nothing to undo.");
   chosenKeepers.delete(where.ids[0]);
   say("The last verdict is undone.");
+  $("toast").hidden = true;
   if (current.feed) {
     const at = current.items.findIndex((item) => item.ids[0] === where.ids[0]);
     current.refresh();
@@ -120,6 +129,7 @@ function keepChosen() {
   chosenKeepers.set(item.ids[0], item.chosen);
   if (follows) decide(changesFor("duplicates", item, "reject", item.chosen), { view: "duplicates", ids: item.ids });
   current.feed.fill(current.feed.at);
+  if ($("look").open) current.show();
   say(`Keep ${title(item.chosen)}`);
 }
 
@@ -133,20 +143,29 @@ function otherView(step) {
   go(VIEWS[(at + step + VIEWS.length) % VIEWS.length].name);
 }
 
+function step(by) {  // to another item; the closer look follows
+  if (!current.feed) return choose(by);
+  current.feed.move(current.feed.at + by);
+  if ($("look").open) current.show();
+}
+
 const KEYS = {
-  j: () => current.feed ? current.feed.move(current.feed.at + 1) : choose(1),
-  k: () => current.feed ? current.feed.move(current.feed.at - 1) : choose(-1),
-  ArrowDown: () => current.feed && current.feed.move(current.feed.at + 1),
-  ArrowUp: () => current.feed && current.feed.move(current.feed.at - 1),
+  j: () => step(1),
+  k: () => step(-1),
+  ArrowDown: () => step(1),
+  ArrowUp: () => step(-1),
   ArrowRight: () => choose(1),
   ArrowLeft: () => choose(-1),
-  Home: () => current.feed && current.feed.move(0),
-  End: () => current.feed && current.feed.move(current.items.length - 1),
+  Home: () => current.feed.move(0),
+  End: () => current.feed.move(current.items.length - 1),
+  " ": () => ($("look").open ? $("look").close() : current.show()),
   Enter: () => {
     const item = current.feed && current.items[current.feed.at];
     if (item) go("neighbours", { image: item.chosen === undefined ? item.ids[0] : item.chosen });
+    else if ($("look").open) go("neighbours", { image: looking.second ?? looking.ids[0] });
   },
   Backspace: () => history.back(),
+  a: () => current.many && current.many(),
   m: keepChosen,
   u: takeBack,
   "[": () => otherView(-1),
@@ -154,12 +173,15 @@ const KEYS = {
   "/": () => $("search").select(),
   "?": () => $("help-dialog").showModal(),
 };
+const IN_LOOK = ["j", "k", "ArrowDown", "ArrowUp", "ArrowRight", "ArrowLeft", " ", "Enter", "m", "u", "1", "2", "3", "4"];
 for (const place of [0, 1, 2, 3]) KEYS[String(place + 1)] = () => current.judge && current.judge(place);
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-  if (document.querySelector("dialog[open]") || event.target.closest("input, select, textarea")) return;
+  if (document.querySelector("dialog[open]:not(#look)") || event.target.closest("input, select, textarea")) return;
   if (event.key === "Enter" && event.target.closest("a, button")) return;
+  if (event.key === " " && (event.target.closest("button") || !($("look").open || current.show))) return;
+  if ($("look").open && !IN_LOOK.includes(event.key)) return;
   const scrolls = ["ArrowDown", "ArrowUp", "Home", "End"].includes(event.key) && !current.feed;
   const action = KEYS[event.key];
   if (!action || scrolls) return;
@@ -169,8 +191,9 @@ addEventListener("keydown", (event) => {
 
 $("search-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  const view = current.feed || VIEWS.some(({ name, count }) => count && name === route.view) ? route.view : "neighbours";
-  go(view, { ...(view === route.view && view !== "neighbours" ? route.params : {}), at: undefined, q: $("search").value.trim() });
+  const view = VIEWS.some(({ name, count }) => count && name === route.view) ? route.view : "neighbours";
+  const rest = view === route.view && route.params.image === undefined ? route.params : {};
+  go(view, { ...rest, at: undefined, shown: undefined, q: $("search").value.trim() });
   $("main").focus({ preventScroll: true });
 });
 $("search").addEventListener("keydown", (event) => {

@@ -16,17 +16,31 @@ function overview() {
         { class: "hunt", href: address(view.name) },
         h("span", { class: "figure" }, view.absent ? "–" : number(view.count())),
         h("span", { class: "what" }, view.title),
-        h("span", { class: "why" }, view.absent ? "no labels" : view.about),
+        h("span", { class: "why" }, view.absent ? "no labels" : view.about()),
       ),
     ),
   );
   return [
     h("h2", {}, "Overview"),
-    h("p", { class: "lead" }, "Neighbours and their probabilities (p_win) from ", text(D.origin), "."),
+    h("p", { class: "lead" }, "Neighbours from ", text(D.origin), "."),
     h("dl", { class: "facts" }, facts.map(([value, what]) => h("div", {}, h("dt", {}, what), h("dd", {}, value)))),
     h("ul", { class: "hunts" }, hunts),
-    h("div", { class: "panels" }, confusionPanel(), histogramPanel(), classesPanel()),
+    h("div", { class: "panels" }, h("div", {}, confusionPanel(), classesPanel()), h("div", {}, mapPanel(), histogramPanel())),
   ];
+}
+
+function mapPanel() {
+  const canvas = h("canvas", { class: "small-map", width: 640, height: 420, "aria-hidden": "true" });
+  requestAnimationFrame(() => setTimeout(() => {  // after the rest of the page is there
+    const { x } = placesOf();
+    const ids = [...Array(D.count).keys()].filter((i) => x[i] >= 0);
+    const ink = Uint32Array.from({ length: D.count }, (_, i) => {
+      const [r, g, b] = pixelOf(LABELS && LABELS[i] >= 0 ? classColour(LABELS[i]) : PALETTE[0]);
+      return r | (g << 8) | (b << 16);
+    });
+    drawPoints(canvas, [[ids, diskOf(D.count > 10000 ? 1 : 1.8)]], { scale: 380, left: 130, top: 20 }, ink);
+  }));
+  return panel("Map", h("a", { href: address("map"), class: "to-map" }, canvas, "Open the map"));
 }
 
 const panel = (heading, ...children) => h("section", { class: "panel" }, h("h3", {}, heading), ...children);
@@ -42,11 +56,11 @@ function confusionPanel() {
   const most = Math.max(0.001, apart.length ? apart[0][2] : 0);
   const link = (a, b, mass, label, more = {}) =>
     h("a", { href: address("wrong-labels", { from: a, to: b }), "aria-label":
-      `${percent(mass)} of the mass of ${D.classes[a]} is on ${D.classes[b]}: show the suspects`, ...more }, label);
+      `${percent(mass)} of the neighbours of ${D.classes[a]} are ${D.classes[b]}: show the suspects`, ...more }, label);
   if (count > 24) {
     return panel(
       "Class confusion",
-      h("p", {}, "Where the mass of a class lies on another; the strongest first."),
+      h("p", {}, "Classes whose images have neighbours of another class; the strongest first."),
       h("ol", { class: "ranks" }, apart.slice(0, 24).map(([a, b, mass]) =>
         h("li", {}, link(a, b, mass, [text(`${D.classes[a]} → ${D.classes[b]}`)]), bar(mass / most), percent(mass)))),
     );
@@ -64,14 +78,14 @@ function confusionPanel() {
   const table = h(
     "table",
     { class: "matrix", onkeydown: moveWithin },
-    h("caption", { class: "hidden" }, "Rows: the label. Columns: where the mass of its images lies."),
-    h("thead", {}, h("tr", {}, h("td", {}, "label ↓  mass on →"),
+    h("caption", { class: "hidden" }, "Rows: the label. Columns: the share of its images' neighbours with each label."),
+    h("thead", {}, h("tr", {}, h("td", {}, "label ↓  neighbours →"),
       D.classes.map((name) => h("th", { scope: "col" }, text(name))))),
     h("tbody", {}, rows),
   );
   return panel(
     "Class confusion",
-    h("p", {}, "Mean mass of a class's images on each class. Choose a cell to see the suspects."),
+    h("p", {}, "Which labels the neighbours of a class have, on average. Choose a cell to see the suspects."),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Class confusion" }, table),
   );
 }
