@@ -30,6 +30,8 @@ class Table:
 
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
+    threshold: float | None = None
+    """The least score that the page shows at first; the table has all."""
 
 
 IMAGE = ("id", "split", "file", "label")
@@ -66,8 +68,9 @@ def _duplicates(collection: Collection, groups: Sequence[Group]) -> Table:
         for place, i in enumerate(group.members):
             keep = "no" if place else "yes"
             straddles = "yes" if group.straddles else "no"
-            rows.append((*_image(collection, i), str(number), group.kind, keep, straddles, reason))
-    return Table((*IMAGE, "group", "kind", "keep", "straddles", "reason"), rows)
+            score = f"{1 - group.difference:.4f}"
+            rows.append((*_image(collection, i), score, str(number), group.kind, keep, straddles, reason))
+    return Table((*IMAGE, "score", "group", "kind", "keep", "straddles", "reason"), rows)
 
 
 def _wrong_labels(collection: Collection, findings: Findings, mass: LabelMass) -> Table:
@@ -79,16 +82,17 @@ def _wrong_labels(collection: Collection, findings: Findings, mass: LabelMass) -
         rows.append(
             (
                 *_image(collection, i),
+                f"{1 - mass.own[i]:.4f}",
                 suggested,
-                *(f"{value:.4f}" for value in (1 - mass.own[i], mass.other[i], mass.own[i])),
+                *(f"{value:.4f}" for value in (mass.other[i], mass.own[i])),
                 _number(agreeing),
                 _number(ratio),
                 reason,
             )
         )
     columns = (
+        "score",
         "suggested",
-        "foreign_mass",
         "suggested_mass",
         "own_mass",
         "agreeing_neighbours",
@@ -104,9 +108,9 @@ def _surprising(collection: Collection, support: Support, findings: Findings) ->
         best, p = int(support.neighbours[i, 0]), float(support.p[i, 0])
         reason = f"Its best match is image {best} with {p:.0%}; itself it matches with {float(own[i]):.0%}."
         rows.append(
-            (*_image(collection, i), str(best), f"{p:.4f}", f"{float(own[i]):.4f}", f"{excess:.4f}", reason)
+            (*_image(collection, i), f"{excess:.4f}", str(best), f"{p:.4f}", f"{float(own[i]):.4f}", reason)
         )
-    return Table((*IMAGE, "best_match", "best_probability", "self_probability", "excess", "reason"), rows)
+    return Table((*IMAGE, "score", "best_match", "best_probability", "self_probability", "reason"), rows)
 
 
 def _lonely(collection: Collection, findings: Findings) -> Table:
@@ -116,8 +120,8 @@ def _lonely(collection: Collection, findings: Findings) -> Table:
         reason = (
             f"In no other image's support; the nearest is image {nearest}, at a distance of {distance:.3f}."
         )
-        rows.append((*_image(collection, i), str(nearest), f"{distance:.4f}", reason))
-    return Table((*IMAGE, "nearest", "distance", "reason"), rows)
+        rows.append((*_image(collection, i), f"{distance:.4f}", str(nearest), reason))
+    return Table((*IMAGE, "score", "nearest", "reason"), rows)
 
 
 def _number(value: float) -> str:

@@ -200,7 +200,7 @@ def payload(explored: Exploration, page: Path, sheets: list[bytes] | None) -> di
             name: {
                 "columns": table.columns,
                 "rows": table.rows,
-                "threshold": getattr(table, "threshold", None),
+                "threshold": table.threshold,
             }
             for name, table in explored.tables.items()
         },

@@ -130,7 +130,7 @@ def test_a_row_of_wrong_labels_tells_its_own_numbers(small: Explored) -> None:
     for row in rows:
         i = int(row["id"])
         assert row["suggested"] == found.collection.classes[int(mass.suggested[i])] != row["label"]
-        told = [float(row[name]) for name in ("own_mass", "suggested_mass", "foreign_mass")]
+        told = [float(row[name]) for name in ("own_mass", "suggested_mass", "score")]
         assert told == pytest.approx([*map(float, (mass.own[i], mass.other[i], 1 - mass.own[i]))], abs=1e-4)
     assert rows
 

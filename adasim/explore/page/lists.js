@@ -63,6 +63,7 @@ function fitsFilters(name, params) {
 function listView(view, params) {
   const { name } = view;
   const all = itemsOf(name);
+  for (const item of all) item.chosen = undefined;
   const fits = all.filter(fitsFilters(name, params));
   let least = params.only === undefined ? lowestOf(name, params) : -Infinity;
   let items = fits.filter(({ score }) => score >= least);
