@@ -59,9 +59,11 @@ def make_folder(root: Path, per_class: int = 12) -> Path:
     return root
 
 
-def explored(folder: Path, *, labels: bool = True, inline_bytes: int = 25_000_000) -> Explored:
+def explored(
+    folder: Path, *, labels: bool = True, inline_bytes: int = 25_000_000, data: Path | None = None
+) -> Explored:
     """The folder above, and the page of it; neighbours from features that know the class, and a little more."""
-    data = make_folder(folder / "data")
+    data = data or make_folder(folder / "data")
     collection = open_collection(str(data), size=32, say=print)
     if not labels:
         collection.labels, collection.classes = None, []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from explore.explored import HOSTILE, Explored, explored
+from explore.explored import HOSTILE, Explored, explored, make_folder
 
 from adasim.explore.looks import COLUMNS
 from adasim.explore.page import write_page
@@ -169,7 +169,16 @@ def serious(tab: Tab) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-VIEWS = ("overview", "map", "neighbours", "neighbours?image=3", "duplicates", "wrong-labels", "surprising", "lonely")
+VIEWS = (
+    "overview",
+    "map",
+    "neighbours",
+    "neighbours?image=3",
+    "duplicates",
+    "wrong-labels",
+    "surprising",
+    "lonely",
+)
 HOSTILE_NAMES = {f"train/blue/{printable(name)}" for name in HOSTILE}
 
 
@@ -456,6 +465,196 @@ def test_verdicts_that_were_saved_are_loaded_as_they_were(tab: Tab, tmp_path: Pa
             assert f"{name} holds no verdicts on these images." in told
             assert name in ("others.csv", "photo.csv", "null.json")
         assert tab.rows() == []
+
+
+def score_of(tab: Tab, name: str) -> list[float]:
+    table = tab.explored.found.tables[name]
+    return [float(row[table.columns.index("score")]) for row in table.rows]
+
+
+def listed(tab: Tab) -> int:
+    return int(tab.page.locator("article >> nth=0").get_attribute("aria-setsize"))
+
+
+def test_the_handle_cuts_the_list_by_score_and_the_address_keeps_it(tab: Tab) -> None:
+    scores = score_of(tab, "surprising")
+    tab.open("#/surprising")
+    assert listed(tab) == len(scores)
+    tab.page.focus("#least")
+    tab.press(*["PageUp"] * 4)
+    least = float(tab.page.input_value("#least"))
+    above = sum(score >= least for score in scores)
+    assert 0 < above < len(scores)
+    assert listed(tab) == above
+    assert f"{above} of {len(scores)}" in tab.page.inner_text("#above")
+    assert f"min={least:g}" in tab.hash()
+    tab.reload()
+    assert listed(tab) == above
+    box = tab.page.locator("#least").bounding_box()
+    tab.page.mouse.click(box["x"] + 1, box["y"] + box["height"] / 2)  # and all of them again
+    assert listed(tab) == len(scores)
+
+
+def test_one_verdict_for_all_that_is_listed_and_one_undo(tab: Tab) -> None:
+    scores = score_of(tab, "surprising")
+    least = sorted(scores)[len(scores) // 2]
+    ids = {
+        int(row[0])
+        for row, score in zip(tab.explored.found.tables["surprising"].rows, scores, strict=True)
+        if score >= least
+    }
+    tab.open(f"#/surprising?min={least}")
+    tab.press("1")  # one has a verdict already, which stays
+    (first,) = tab.verdicts()
+    tab.press("a")
+    assert "not seen" in tab.page.inner_text("#bulk")
+    tab.page.click("#bulk >> text=Leave out")
+    assert tab.verdicts() == {i: "keep" if i == first else "reject" for i in ids}
+    assert f"{len(ids)} of {len(ids)} reviewed" in tab.page.inner_text("#progress")
+    tab.page.click("#toast button")
+    assert tab.verdicts() == {first: "keep"}
+    tab.press("a")
+    tab.page.check("#again")
+    tab.page.click("#bulk >> text=Unsure")
+    assert tab.verdicts() == dict.fromkeys(ids, "unsure")
+    tab.press("u")
+    assert tab.verdicts() == {first: "keep"}
+
+
+def test_lists_and_images_are_narrowed_down_by_class_and_split(tab: Tab) -> None:
+    collection = tab.explored.found.collection
+    rows = tab.explored.found.tables["surprising"].rows
+    tab.open("#/surprising")
+    tab.page.select_option("#filter-from", label="blue")
+    assert listed(tab) == sum(row[3] == "blue" for row in rows)
+    tab.page.select_option("#filter-split", "test")
+    assert listed(tab) == sum(row[1:4:2] == ("test", "blue") for row in rows)
+    tab.open("#/neighbours")
+    tab.page.select_option("#filter-label", label="<")
+    tab.page.select_option("#filter-split", "train")
+    fits = [i for i, name in enumerate(collection.names) if name.startswith("train/</")]
+    assert tab.page.locator(".grid li").count() == len(fits)
+    for place in (0, 1):
+        tab.page.check(f".grid input >> nth={place}")
+    tab.press("Escape")
+    tab.page.click("#many")
+    tab.page.select_option("#new-label", "blue")
+    tab.page.click("#bulk >> text=Wrong label")
+    assert [(int(row["id"]), row["new_label"]) for row in tab.rows()] == [(i, "blue") for i in fits[:2]]
+
+
+@pytest.fixture
+def burst(browser: Any, tmp_path: Path) -> Iterator[Tab]:
+    """A page with a group of 40 equal images."""
+    data = make_folder(tmp_path / "data")
+    first = (data / "train" / "blue" / "00.png").read_bytes()
+    for n in range(40):
+        (data / "train" / "blue" / f"burst-{n:02d}.png").write_bytes(first)
+    with window(browser, explored(tmp_path, data=data)) as tab:
+        yield tab
+
+
+def test_no_group_is_judged_before_all_of_it_was_in_sight(burst: Tab) -> None:
+    tab = burst
+    size = len(tab.explored.found.findings.groups[0].members)
+    assert size > 40
+    tab.page.set_viewport_size({"width": 1000, "height": 520})
+    tab.open("#/duplicates")
+    tab.press("2")
+    assert f"of these {size} images" in tab.page.inner_text("#look .question")
+    assert tab.page.locator("#look .every .tile").count() == size
+    pressed = 0
+    while tab.page.locator("#look .question").inner_text() and pressed < 20:
+        assert (
+            tab.page.evaluate("Object.keys(JSON.parse(Object.values(localStorage)[0] || '{}')).length") == 0
+        )
+        tab.press("2")
+        pressed += 1
+    assert pressed > 1  # it went on by pages first
+    tab.press("Escape")
+    assert sorted(tab.verdicts().values()) == ["keep"] + ["reject"] * (size - 1)
+
+
+def test_space_or_a_click_shows_image_and_neighbour_from_their_files(tab: Tab) -> None:
+    found = tab.explored.found
+    names, rows = found.collection.names, found.tables["surprising"].rows
+    neighbours = found.support.neighbours.tolist()
+    at = next(  # its file, and those of its neighbours, can be linked to
+        n for n, row in enumerate(rows) if not any("\\" in names[j] for j in neighbours[int(row[0])])
+    )
+    tab.open(f"#/surprising?at={at}")
+    tab.press(" ")
+    tab.page.wait_for_selector("#look img >> nth=1")
+    sources = tab.page.eval_on_selector_all("#look img", "all => all.map((one) => one.src)")
+    assert sources[0] == (tab.explored.data / names[int(rows[at][0])]).as_uri()
+    tab.press("ArrowRight", "ArrowRight", "ArrowRight")  # another neighbour
+    tab.page.wait_for_function(
+        "before => (document.querySelectorAll('#look img')[1] || { src: before }).src !== before",
+        arg=sources[1],
+    )
+    assert serious(tab) == []
+    tab.press("2", "k", " ")  # a verdict without leaving
+    assert not tab.page.is_visible("#look")
+    assert list(tab.verdicts().values()) == ["reject"]
+    tab.page.click("article.current .strip .tile >> nth=1")
+    assert tab.page.is_visible("#look")
+
+
+def test_the_map_is_selected_from_by_mouse_and_leads_to_a_list_and_a_verdict_for_all(tab: Tab) -> None:
+    tab.open("#/map")
+    stage = tab.page.locator("#map").bounding_box()
+    left, top, width, height = (stage[key] for key in ("x", "y", "width", "height"))
+    mouse = tab.page.mouse
+
+    def drag(*places: tuple[float, float]) -> None:
+        mouse.move(left + places[0][0] * width, top + places[0][1] * height)
+        mouse.down()
+        for x, y in places[1:]:
+            mouse.move(left + x * width, top + y * height, steps=5)
+        mouse.up()
+
+    count = len(tab.explored.found.collection)
+    tab.page.keyboard.down("Shift")
+    drag((0.01, 0.01), (0.99, 0.99))
+    tab.page.keyboard.up("Shift")
+    assert f"{count} images selected" in tab.page.inner_text("#selection")
+    tab.page.click("text=Lasso")
+    drag((0.01, 0.01), (0.5, 0.01), (0.5, 0.99), (0.01, 0.99))
+    chosen = int(tab.page.inner_text("#selection b").split()[0])
+    assert 0 < chosen < count
+    tab.page.click("#judge-selected")
+    tab.page.click("#bulk >> text=Leave out")
+    assert list(tab.verdicts().values()) == ["reject"] * chosen
+    tab.page.click("#as-list")
+    assert tab.page.locator(".grid li.reject").count() == chosen == tab.page.locator(".grid li").count()
+    tab.press("u")
+    assert tab.rows() == []
+    tab.page.go_back()
+    tab.page.wait_for_selector("#map")
+    assert f"{chosen} images selected" in tab.page.inner_text("#selection")
+
+
+def test_the_map_gives_a_keyboard_the_same_selections(tab: Tab) -> None:
+    tab.open("#/map")
+    count = len(tab.explored.found.collection)
+    sizes = [int(text.split()[0]) for text in tab.page.locator("#regions a").all_inner_texts()]
+    assert sum(sizes) == count
+    assert len(sizes) > 4
+    tab.page.focus("#map")
+    tab.press("+", "+", "+", "ArrowLeft", "Enter")
+    chosen = int(tab.page.inner_text("#selection b").split()[0])
+    assert 0 < chosen < count
+    tab.page.wait_for_function("() => location.hash.includes('view=')")
+    tab.press("Escape", "0")
+    assert "Nothing is selected" in tab.page.inner_text("#selection")
+    tab.page.wait_for_function("() => !location.hash.includes('view=')")
+    tab.page.focus("#regions a >> nth=0")
+    tab.press("Enter")
+    tab.page.wait_for_selector(".grid")
+    assert tab.page.locator(".grid li").count() == sizes[0]
+    tab.open("#/map?by=finding")
+    tab.page.click(".legend button >> nth=0")
+    assert "pick=" in tab.hash()
 
 
 def test_a_wrong_label_takes_the_suggestion(tab: Tab) -> None:
