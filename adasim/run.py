@@ -112,7 +112,7 @@ class Run:
         if source is None:
             check_source(self.path, self.config.data.source)
         source, size = source or self.config.data.source, self.config.views.size
-        images = open_images(source, size=size, split=split, known=self._folder.listing_now)
+        images = open_images(source, size=size, split=split)
         return leave_out(images, self.config.data.exclude)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adasim.data import ImageSet
-from adasim.data.python import is_from_python
+from adasim.data.sources import is_from_python
 from adasim.explore import KINDS
 from adasim.explore.collection import Collection, collect
 from adasim.explore.open import Opened, Say, origin_in_words, own_images

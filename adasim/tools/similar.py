@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from adasim.data import ImageSet, ImagesLike, Unreadable
-from adasim.data.decode import decode
 from adasim.data.sources import file_name
 from adasim.eval.evaluation import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen, require_finite
@@ -25,7 +24,7 @@ from adasim.tools.embed import source
 from adasim.tools.sheet import INK, Sheet, load_readable, plain_look
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write
-from adasim.util.rgb import to_tensor
+from adasim.util.rgb import decode, to_tensor
 from adasim.util.terminal import shortened
 
 
