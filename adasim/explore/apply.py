@@ -86,7 +86,7 @@ def apply(verdicts: Path, data: str, out: Path, *, copy: bool = False) -> Applie
 
 
 def read_verdicts(path: Path) -> dict[str, tuple[str, str]]:
-    """{name of an image: (verdict, new label)}; of several on one image the weightiest: leave out, then a new label."""
+    """{name of an image: (verdict, new label)}; of several the weightiest: leave out, then a new label."""
     columns, rows = read_csv(path)
     if not {"file", "verdict"} <= set(columns):
         raise UserError(
