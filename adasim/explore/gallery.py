@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adasim.api import Run, load_run
 from adasim.data import ImageSet
 from adasim.data.sources import is_from_python
 from adasim.explore import KINDS
@@ -21,7 +22,6 @@ from adasim.explore.open import Opened, Say, origin_in_words, own_images
 from adasim.explore.support import support_of_memory
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU
-from adasim.run import Run, load_run
 from adasim.tools.sheet import INK, Sheet, load_readable, plain_look, text_width
 from adasim.util.errors import UserError
 from adasim.util.seeding import permutation
