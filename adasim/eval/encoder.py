@@ -66,6 +66,10 @@ class Encoder:
     def features_folder(self) -> Path:
         return default_folder() if self.run is None else self.run / "features"
 
+    @property
+    def results_file(self) -> Path | None:
+        return None if self.run is None else self.run / RESULTS_FILE
+
     def own_source(self) -> str | None:
         """The images that the run was trained on, if this is a run; refuses if they are not found from here."""
         if self.run is not None and self.source is not None:

@@ -17,7 +17,7 @@ from adasim.dist.devices import pick_device
 from adasim.dist.processes import ALONE, Distributed
 from adasim.eval.encoder import Encoder, open_encoder
 from adasim.eval.features import MAX_UNREADABLE, FeatureKind, Features, cached_features, weights_hash
-from adasim.eval.results import RESULTS_FILE, Result, append_result
+from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
 from adasim.models import Backbone
 from adasim.models.transform import SMALL, EvalTransform
@@ -238,8 +238,7 @@ class Extractor:
 
     def keep(self, results: Iterable[Result], file: Path | None = None) -> None:
         """Append results to `file`, or to the run's results.jsonl if the encoder belongs to a run; once."""
-        if file is None and self.encoder.run is not None:
-            file = self.encoder.run / RESULTS_FILE
+        file = file or self.encoder.results_file
         if file is not None and self.ranks.is_main:
             for result in results:
                 append_result(file, result, str(self.device))
