@@ -255,7 +255,7 @@ def test_a_test_split_that_is_broken_is_not_replaced_by_held_out_images(tmp_path
             lambda: open_split("synthetic:40", None, source, size=16),
             lambda: open_all(source, size=16),
         ):
-            with pytest.raises(UserError, match="must be"):
+            with pytest.raises(UserError, match="npz"):
                 measure()
     np.savez(source, **arrays)  # type: ignore[arg-type]  # without one
     assert len(open_split(source, None, None, size=16).test_ids) == 8

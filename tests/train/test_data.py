@@ -9,7 +9,7 @@ import pytest
 from helpers import photos_of_patterns, refusal
 from pretrainings import Small
 
-from adasim.api import load_run, pretrain
+from adasim.api import pretrain
 from adasim.cli.main import main
 from adasim.data import FolderImages
 from adasim.recipes import RECIPES
