@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _planted import Planted, planted
 from _report import report
 from PIL import Image
 from torch import Tensor
 
 from adasim.api import pretrain
-from adasim.data.synthetic import SyntheticImages, synthetic
+from adasim.data.synthetic import synthetic
 from adasim.explore.collection import collect
 from adasim.explore.duplicates import Group
 from adasim.explore.open import Opened, open_run
@@ -42,19 +43,14 @@ Pair = tuple[int, int]
 
 def found_of_planted(images: int, epochs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     """Recall and precision of duplicates, and precision among the first suspects of wrong labels."""
-    data = synthetic(
-        images,
-        seed=seed,
-        duplicates=images // 50,
-        near_duplicates=images // 50,
-        wrong_labels=images // 25,
-    )
+    hidden = planted(images, seed, exact=images // 50, near=images // 50, wrong=images // 25)
+    data = hidden.images
     config = get_recipe("desk-resnet")
     config.epochs, config.seed = epochs, seed
     config.neighbors.window = min(config.neighbors.window, epochs - 1)
     run = pretrain(config, folder / "run", data=data)
     found = explore(open_run(run, ExploreOptions(no_cache=True), print, images=data))
-    rows = duplicates_found(found.findings.groups, data)
+    rows = duplicates_found(found.findings.groups, hidden)
     mass, ratio, agreement = found.findings.mass, found.findings.ratio, found.findings.agreement
     assert mass is not None
     own = mass.own.masked_fill(~mass.known, 2)
@@ -67,7 +63,7 @@ def found_of_planted(images: int, epochs: int, seed: int, folder: Path) -> list[
         "SelfClean's ratio": by_ratio,
     }
     wrong = torch.zeros(len(data), dtype=torch.bool)
-    wrong[[i for i, _ in data.planted.wrong_labels]] = True
+    wrong[[i for i, _ in hidden.wrong_labels]] = True
     for name, order in rankings.items():
         first = {f"first {count}": percent(wrong[order[:count]]) for count in (50, 200)}
         rows.append({"hunt": f"wrong labels: {name}", "planted": int(wrong.sum()), **first})
@@ -80,23 +76,23 @@ def found_of_planted(images: int, epochs: int, seed: int, folder: Path) -> list[
     return rows
 
 
-def duplicates_found(groups: list[Group], data: SyntheticImages) -> list[dict[str, Any]]:
+def duplicates_found(groups: list[Group], hidden: Planted) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    exact = {ordered(pair) for pair in data.planted.duplicates}
-    near = {ordered(pair) for pair in data.planted.near_duplicates}
+    exact = {ordered(pair) for pair in hidden.duplicates}
+    near = {ordered(pair) for pair in hidden.near_duplicates}
     anywhere = pairs_within(groups)
-    for name, planted in (
+    for name, known in (
         ("exact", exact),
         ("near", near),
         ("same scene", set()),
         ("of any kind", exact | near),
     ):
         listed = pairs_within(group for group in groups if name in (group.kind, "of any kind"))
-        row = {"hunt": f"duplicates: {name}", "planted": len(planted), "listed": len(listed)}
-        if planted:
+        row = {"hunt": f"duplicates: {name}", "planted": len(known), "listed": len(listed)}
+        if known:
             # An exact copy may stand in a group with a near one: it is found all the same.
-            row["recall"] = 100 * len(anywhere & planted) / len(planted)
-            row["precision"] = 100 * len(listed & planted) / max(1, len(listed))
+            row["recall"] = 100 * len(anywhere & known) / len(known)
+            row["precision"] = 100 * len(listed & known) / max(1, len(listed))
         rows.append(row)
     return rows
 

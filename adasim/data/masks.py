@@ -23,26 +23,24 @@ VOC_CLASSES = [
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train"),
     "tvmonitor",
 ]
-_LISTS = {"train": ("trainaug", "train"), "test": ("val",)}
+_VOC_LISTS = {"train": ("trainaug", "train"), "test": ("val",)}
 
 
 class MaskedFiles(ImageSet):
     """Pairs of files: a picture and its mask, whose pixel values (or palette places) are class ids."""
 
-    def __init__(self, name: str, pictures: list[Path], masks: list[Path], classes: list[str]) -> None:
-        self.name = name
-        self.classes = classes
-        self._pictures, self._masks = pictures, masks
-        self.place = str(pictures[0].parent)
+    def __init__(self, name: str, pairs: list[tuple[Path, Path]], classes: list[str]) -> None:
+        self.name, self.classes, self._pairs = name, classes, pairs
+        self.place = str(pairs[0][0].parent)
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._pairs)
 
     def load(self, i: int) -> Tensor:
         return decode(self.where(i))
 
     def mask(self, i: int) -> Tensor:
-        path = self._masks[i]
+        path = self._pairs[i][1]
         with reading(str(path)), open_regular(path) as file, open_image(file) as image:
             if image.mode not in ("L", "P", "1"):
                 raise UserError(
@@ -52,16 +50,13 @@ class MaskedFiles(ImageSet):
             return torch.from_numpy(np.array(image, dtype=np.uint8))
 
     def where(self, i: int) -> str:
-        return str(self._pictures[i])
+        return str(self._pairs[i][0])
 
     def content(self, i: int, whole: bool = False) -> str:
-        return hash_file(self._pictures[i], whole) + hash_file(self._masks[i], whole)
+        return "".join(hash_file(path, whole) for path in self._pairs[i])
 
     def listing(self) -> list[str]:
-        return [
-            f"{picture.name} {mask.name} {_size(picture)} {_size(mask)}"
-            for picture, mask in zip(self._pictures, self._masks, strict=True)
-        ]
+        return [f"{picture.name} {mask.name} {_size(picture)} {_size(mask)}" for picture, mask in self._pairs]
 
 
 def open_masked(source: str, *, size: int, split: str) -> ImageSet:
@@ -73,24 +68,19 @@ def open_masked(source: str, *, size: int, split: str) -> ImageSet:
             .npz file with masks, or `synthetic[:COUNT]`.
         size: side of the images that `synthetic` draws.
     """
+    root = Path(source)
     if not os.path.isdir(source):
         images = open_images(source, size=size, split=split)
-        if images.mask(0) is None:
+        if (mask := images.mask(0)) is None:
             raise UserError(f"{source} has no masks. Give an .npz file with the arrays images and masks.")
-        if isinstance(images, ArrayImages) and images.masks is not None:
-            if images.masks.ndim != 3:
-                shape = tuple(images.masks.shape)
-                raise UserError(
-                    f"The masks of {images.name} have shape {shape}; give (images, height, width)."
-                )
-            require_same_size(images.images, images.masks, f"every image of {images.name}")
+        if isinstance(images, ArrayImages):
+            require_same_size(images.images, mask, f"every image of {images.name}")
         return images
-    root = Path(source)
     if (root / "SegmentationClass").is_dir() and (root / "JPEGImages").is_dir():
         return _voc(root, split)
-    annotated = next((name for name in SPLIT_FOLDERS[split] if (root / f"{name}annot").is_dir()), None)
-    if annotated is not None:
-        return _pairs(f"{root.name}-{annotated}", root / annotated, root / f"{annotated}annot")
+    for name in SPLIT_FOLDERS[split]:
+        if (root / f"{name}annot").is_dir():
+            return _pairs(f"{root.name}-{name}", root / name, root / f"{name}annot")
     divided = next((root / name for name in SPLIT_FOLDERS[split] if (root / name / "masks").is_dir()), None)
     if divided is None and split == "test":
         raise MissingSplitError(
@@ -118,11 +108,9 @@ def count_classes(images: ImageSet, wanted: int | None, ignore: Sequence[int] = 
             mask = images.mask(i)
         except Unreadable as error:
             raise UserError(f"A mask cannot be read: {error}. Repair or remove it.") from None
-        if mask is None:
-            continue
-        mask = blank(mask, ignore)
-        if (known := mask[mask != IGNORE]).numel():
-            greatest = max(greatest, int(known.max()))
+        if mask is not None:
+            mask = blank(mask, ignore).long()
+            greatest = max(greatest, int(mask.masked_fill(mask == IGNORE, -1).max()))
     if greatest < 0:
         ids = ", ".join(str(i) for i in (IGNORE, *ignore))
         raise UserError(f"Every pixel of the masks of {images.name} is ignored ({ids}): nothing to learn.")
@@ -149,11 +137,10 @@ def require_same_size(picture: Tensor, mask: Tensor | None, where: str) -> Tenso
     """The mask, or a sentence if it is missing or of another size than its picture."""
     if mask is None:
         raise UserError(f"{where} has no mask. Give each image a mask.")
-    if picture.shape[-2:] != mask.shape[-2:]:
-        (a, b), (c, d) = mask.shape[-2:], picture.shape[-2:]
+    if picture.shape[-2:] != mask.shape:
+        a, b = (" x ".join(map(str, shape)) for shape in (mask.shape, picture.shape[-2:]))
         raise UserError(
-            f"The mask of {where} is {a} x {b} and its image {c} x {d} (height x width). Give each image a mask "
-            f"of its own size."
+            f"The mask of {where} is {a} and its image {b} (height x width). Give each image a mask of its own size."
         )
     return mask
 
@@ -162,45 +149,40 @@ def _pairs(name: str, pictures: Path, masks: Path) -> MaskedFiles:
     """The pictures of one folder and the masks of the same stem in another."""
     if not pictures.is_dir():
         raise UserError(f"{masks} has masks, but their images are missing: there is no folder {pictures}.")
-    by_stem = {path.stem: path for path in _files(masks)}
-    files = _files(pictures)
+    files, masks_there = (
+        [
+            path
+            for path in sorted(folder.iterdir())
+            if path.suffix[1:].lower() in EXTENSIONS and path.is_file()
+        ]
+        for folder in (pictures, masks)
+    )
+    by_stem = {path.stem: path for path in masks_there}
     if not files:
         raise UserError(f"No images in {pictures}.")
     if missing := [path.name for path in files if path.stem not in by_stem]:
         raise UserError(f"{masks} has no mask for {few(missing)}. Give each image a mask of the same name.")
-    return MaskedFiles(name, files, [by_stem[path.stem] for path in files], [])
+    return MaskedFiles(name, [(path, by_stem[path.stem]) for path in files], [])
 
 
 def _voc(root: Path, split: str) -> MaskedFiles:
     lists = root / "ImageSets" / "Segmentation"
-    for name in _LISTS[split]:
+    for name in _VOC_LISTS[split]:
         # The 10,582 images of trainaug have their masks in a folder that VOC itself does not bring.
-        masks = root / ("SegmentationClassAug" if name == "trainaug" else "SegmentationClass")
-        if (lists / f"{name}.txt").is_file() and masks.is_dir():
-            stems = (lists / f"{name}.txt").read_text().split()
+        masks, file = root / f"SegmentationClass{'Aug' * (name == 'trainaug')}", lists / f"{name}.txt"
+        if file.is_file() and masks.is_dir():
             break
     else:
-        raise MissingSplitError(
-            f"{root} is laid out as PASCAL VOC, but {lists / _LISTS[split][-1]}.txt is missing."
-        )
-    if not stems:
-        raise UserError(f"{lists / name}.txt names no images.")
-    pictures = [root / "JPEGImages" / f"{stem}.jpg" for stem in stems]
-    targets = [masks / f"{stem}.png" for stem in stems]
-    absent = next((path for path in (*pictures, *targets) if not path.is_file()), None)
+        raise MissingSplitError(f"{root} is laid out as PASCAL VOC, but {file} is missing.")
+    stems = file.read_text().split()
+    pairs = [(root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png") for stem in stems]
+    if not pairs:
+        raise UserError(f"{file} names no images.")
+    absent = next((path for pair in pairs for path in pair if not path.is_file()), None)
     if absent is not None:
-        raise UserError(f"{absent} is missing, though {lists / name}.txt names it.")
-    return MaskedFiles(f"{root.name}-{name}", pictures, targets, VOC_CLASSES)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.iterdir() if path.suffix[1:].lower() in EXTENSIONS and path.is_file()
-    )
+        raise UserError(f"{absent} is missing, though {file} names it.")
+    return MaskedFiles(f"{root.name}-{name}", pairs, VOC_CLASSES)
 
 
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+    return path.stat().st_size if path.exists() else -1

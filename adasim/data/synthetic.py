@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adasim.data.images import ArrayImages
@@ -44,22 +42,6 @@ def _whole(r: Tensor, column: int, low: int, high: int) -> Tensor:
 def _centred(u: Tensor) -> Tensor:
     """Distance to the nearest whole number, signed, in [-1/2, 1/2]."""
     return u - u.round()
-
-
-def stripes(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
-    return (TURN * u).sin()
-
-
-def checks(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
-    return 1.6 * (math.pi * u).sin() * (math.pi * v).sin()
-
-
-def rings(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
-    return (TURN * (torch.hypot(u, v) + _each(r, 0))).sin()
-
-
-def rays(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
-    return (_whole(r, 0, 6, 11) * torch.atan2(v, u)).sin()
 
 
 def spirals(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
@@ -155,10 +137,10 @@ def labyrinth(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
 
 FAMILIES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], float, float]] = {
     # name: (function, fewest and most periods in half an image's width)
-    "stripes": (stripes, 1.6, 3.2),
-    "checks": (checks, 2.0, 3.8),
-    "rings": (rings, 1.6, 3.0),
-    "rays": (rays, 1.0, 1.0),
+    "stripes": (lambda u, v, r: (TURN * u).sin(), 1.6, 3.2),
+    "checks": (lambda u, v, r: 1.6 * (math.pi * u).sin() * (math.pi * v).sin(), 2.0, 3.8),
+    "rings": (lambda u, v, r: (TURN * (torch.hypot(u, v) + _each(r, 0))).sin(), 1.6, 3.0),
+    "rays": (lambda u, v, r: (_whole(r, 0, 6, 11) * torch.atan2(v, u)).sin(), 1.0, 1.0),
     "spirals": (spirals, 1.0, 2.0),
     "zigzag": (zigzag, 1.5, 2.5),
     "dots": (dots, 1.5, 2.8),
@@ -179,68 +161,29 @@ COUNT = 10_000
 _CHUNK = 1024  # images drawn at a time: bounds the memory, keeps the work in the processor's caches
 
 
-@dataclass
-class Planted:
-    """What was hidden in the data on request, for tools that claim to find it."""
-
-    duplicates: list[tuple[int, int]] = field(default_factory=list)
-    """(copy, original): equal pixel for pixel."""
-    near_duplicates: list[tuple[int, int]] = field(default_factory=list)
-    """(copy, original): slightly turned, shifted, relit, with noise of its own."""
-    wrong_labels: list[tuple[int, int]] = field(default_factory=list)
-    """(image, its true class)."""
-
-
 class SyntheticImages(ArrayImages):
-    """`ArrayImages` with a mask for each image (0 ground, class + 1 on the pebble) and a list of what is
-    planted.
-    """
+    """Greyscale images with labels, and masks: 0 is ground, class + 1 the pebble."""
 
     labels: Tensor
     masks: Tensor
 
-    def __init__(self, name: str, images: Tensor, labels: Tensor, masks: Tensor, planted: Planted) -> None:
-        super().__init__(name, images, labels, list(FAMILIES), masks)
-        self.planted = planted
 
+def synthetic(count: int, size: int = 32, split: str = "train", seed: int = 0) -> SyntheticImages:
+    """Draw `count` images of `size` pixels, uint8 (count, 1, size, size), with labels and masks.
 
-def synthetic(
-    count: int,
-    size: int = 32,
-    split: str = "train",
-    seed: int = 0,
-    duplicates: int = 0,
-    near_duplicates: int = 0,
-    wrong_labels: int = 0,
-) -> SyntheticImages:
-    """Draw `count` greyscale images of `size` pixels, uint8 (count, 1, size, size), with labels and masks.
+    Image i is a pure function of (seed, split, i): a longer data set begins with the shorter one.
 
-    Image i is a pure function of (seed, split, i): a longer data set begins with the shorter one. Only what
-    is planted depends on `count`; its places are spread over the whole data set and never overlap.
-
-    >>> data = synthetic(64, duplicates=2)
-    >>> copy, original = data.planted.duplicates[0]
-    >>> bool((data.images[copy] == data.images[original]).all())
-    True
+    >>> tuple(synthetic(64).images.shape)
+    (64, 1, 32, 32)
     """
-    spoiled = 2 * (duplicates + near_duplicates) + wrong_labels
-    if count < 1 or min(duplicates, near_duplicates, wrong_labels) < 0:
-        raise UserError(f"synthetic: count={count} and what is planted in it must be positive.")
-    if spoiled > count:
-        raise UserError(
-            f"synthetic: planting duplicates={duplicates}, near_duplicates={near_duplicates} and "
-            f"wrong_labels={wrong_labels} takes {spoiled} different images; count={count}. Raise the count."
-        )
+    if count < 1:
+        raise UserError(f"synthetic: count={count} must be at least 1.")
     labels = _labels(seed, split, count)
     images = torch.empty(count, 1, size, size, dtype=torch.uint8)
     masks = torch.empty(count, size, size, dtype=torch.uint8)
-    for start in range(0, count, _CHUNK):
-        ids = torch.arange(start, min(start + _CHUNK, count))
+    for ids in torch.arange(count).split(_CHUNK):
         images[ids, 0], masks[ids] = _draw(seed, split, ids, labels[ids], size)
-    planted = Planted()
-    if spoiled:
-        planted = _plant(seed, split, images, labels, masks, duplicates, near_duplicates, wrong_labels)
-    return SyntheticImages(f"synthetic-{split}", images, labels, masks, planted)
+    return SyntheticImages(f"synthetic-{split}", images, labels, list(FAMILIES), masks)
 
 
 @SOURCES.register("synthetic")
@@ -321,40 +264,3 @@ def _shade(x: Tensor, y: Tensor, labels: Tensor, r: Tensor, extras: Tensor) -> T
         v = periods * (dy * angle.cos() - dx * angle.sin())
         shade[rows] = (2 * family(u, v, extras[rows])).tanh()
     return shade
-
-
-def _plant(
-    seed: int, split: str, images: Tensor, labels: Tensor, masks: Tensor, exact: int, near: int, wrong: int
-) -> Planted:
-    """Overwrite images and labels in place, and say where."""
-    count = len(images)
-    places = seeding.permutation(seed, _purpose(split, "planted"), 0, count)
-    copies, originals = places[: exact + near], places[exact + near : 2 * (exact + near)]
-    mislabelled = places[2 * (exact + near) :][:wrong]
-
-    images[copies], masks[copies], labels[copies] = images[originals], masks[originals], labels[originals]
-    blurred = copies[exact:]
-    if near:
-        images[blurred], masks[blurred] = _disturb(seed, split, blurred, images[blurred], masks[blurred])
-    truth = labels[mislabelled].clone()
-    step = seeding.uniform(seed, _purpose(split, "wrong"), 0, mislabelled)[:, 0]
-    labels[mislabelled] = (truth + 1 + (step * (len(FAMILIES) - 1)).long()) % len(FAMILIES)
-    pairs = list(zip(copies.tolist(), originals.tolist(), strict=True))
-    return Planted(pairs[:exact], pairs[exact:], list(zip(mislabelled.tolist(), truth.tolist(), strict=True)))
-
-
-def _disturb(seed: int, split: str, ids: Tensor, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn by up to 5 degrees, shift by up to 4%, relight by up to 10%, and add noise."""
-    r = seeding.uniform(seed, _purpose(split, "near"), 0, ids, 4).float()
-    angle = math.radians(5) * (2 * r[:, 0] - 1)
-    shift = 0.08 * (2 * r[:, 1:3] - 1)
-    rows = torch.stack([angle.cos(), -angle.sin(), shift[:, 0], angle.sin(), angle.cos(), shift[:, 1]], 1)
-    grid = F.affine_grid(rows.view(-1, 2, 3), list(images.shape), align_corners=False)
-    moved = F.grid_sample(images.float(), grid, padding_mode="reflection", align_corners=False)
-    size = images.shape[-1]
-    noise = seeding.uniform(seed, _purpose(split, "near noise"), 0, ids, size * size).float() - 0.5
-    relit = moved * (0.9 + 0.2 * r[:, 3, None, None, None]) + 10 * noise.view(-1, 1, size, size)
-    outline = F.grid_sample(
-        masks[:, None].float(), grid, mode="nearest", padding_mode="reflection", align_corners=False
-    )
-    return relit.clamp(0, 255).round().to(torch.uint8), outline[:, 0].to(torch.uint8)

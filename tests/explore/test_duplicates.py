@@ -1,5 +1,6 @@
 """Duplicates: mutual neighbours against brute force, and planted copies that must be found."""
 
+import importlib
 import math
 
 import pytest
@@ -8,7 +9,6 @@ from explore.test_support import features
 from torch import Tensor
 
 from adasim.data.images import ArrayImages
-from adasim.data.synthetic import synthetic
 from adasim.explore import looks as looking
 from adasim.explore.duplicates import (
     CANDIDATE,
@@ -137,15 +137,15 @@ def test_groups_join_exact_and_near_copies_and_keep_scenes_apart() -> None:
 
 def test_planted_copies_among_generated_images_are_found_by_their_looks() -> None:
     """With no encoder at all: random features say nothing."""
-    data = synthetic(600, seed=3, duplicates=15, near_duplicates=15)
-    looks = look([data])
+    hidden = importlib.import_module("benchmarks._planted").planted(600, 3, exact=15, near=15)
+    looks = look([hidden.images])
     drawn = mutual_neighbours(*nearest_others(looks_as_features(looks.small), 10))
     pairs, differences, near = near_and_scenes(NONE, drawn, looks.small)
     groups = find_groups(looks.hashes, pairs, differences, near, [0] * 600, [1] * 600)
     exact = {tuple(sorted(g.members)) for g in groups if g.kind == "exact"}
-    assert exact == {tuple(sorted(pair)) for pair in data.planted.duplicates}
+    assert exact == {tuple(sorted(pair)) for pair in hidden.duplicates}
     close = {tuple(sorted(g.members)) for g in groups if g.kind == "near"}
-    planted = {tuple(sorted(pair)) for pair in data.planted.near_duplicates}
+    planted = {tuple(sorted(pair)) for pair in hidden.near_duplicates}
     assert len(close & planted) >= 11
     assert len(close & planted) >= 0.6 * len(close)
 
