@@ -66,13 +66,10 @@ def test_crops_and_flips_of_a_batch_are_torchvisions(recipe: str, size: int) -> 
         torch.testing.assert_close(ours[i], theirs, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("recipe", ["dino", "simsiam"])
-def test_the_crop_of_one_image_is_torchvisions(recipe: str, channels_last: bool) -> None:
+def test_the_crop_of_one_image_is_torchvisions(recipe: str) -> None:
     settings = ViewSettings.of(ViewsConfig(**METHODS[recipe].VIEWS, size=64, scale=(0.1, 1.0)), 1)
-    images = smooth(8, 90, 120)
-    if channels_last:  # as decoders lay them out
-        images = images.contiguous(memory_format=torch.channels_last)
+    images = smooth(8, 90, 120).contiguous(memory_format=torch.channels_last)  # as decoders lay them out
     boxes, _ = drawn(settings, 8, 90, 120)
     for i, image in enumerate(images):
         ours = crops.crop_image(image, settings, tuple(box(boxes, i)))  # type: ignore[arg-type]
@@ -113,10 +110,6 @@ def test_colour_changes_are_torchvisions(images: Tensor, ours, theirs, factors) 
         got = images.clone()
         ours(got, torch.full((len(images), 1, 1, 1), factor))
         torch.testing.assert_close(got, expected, atol=5e-6, rtol=0)
-
-
-def test_greyscale_is_torchvisions(images: Tensor) -> None:
-    torch.testing.assert_close(augment.grey(images), TF.rgb_to_grayscale(images), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("size", [36, 96])  # by matrices, and by shifted copies
@@ -167,16 +160,17 @@ def test_views_are_torchvisions_whether_cropped_in_memory_or_one_by_one(
     ]
     one_by_one = batched.of_crops(torch.stack(cut), view, 5, 2, ids)
     solarized = recipe == "dino" and view == 2
-    for many, mean, most in ((in_memory, 2, 10), (one_by_one, 2, 10)):
-        assert many.shape == one.shape == (64, 3, *([16, 16] if view == 3 else [32, 32]))
-        levels = (one - many).abs() * 255
-        near_threshold = ((many - 0.5).abs() < 12 / 255) if solarized else many.isnan()
+    assert in_memory.shape == (64, 3, *([16, 16] if view == 3 else [32, 32]))
+    # In the last pair only the crop was rounded.
+    for ours, theirs, mean, most in (
+        (in_memory, one, 2, 10),
+        (one_by_one, one, 2, 10),
+        (in_memory, one_by_one, 0.5, 6),
+    ):
+        levels = (ours - theirs).abs() * 255
+        near_threshold = ((ours - 0.5).abs() < 1.2 * most / 255) if solarized else ours.isnan()
         assert levels.mean() < mean
         assert levels[~near_threshold].max() < most
-    levels = (in_memory - one_by_one).abs() * 255  # only the crop was rounded
-    near_threshold = ((in_memory - 0.5).abs() < 6 / 255) if solarized else in_memory.isnan()
-    assert levels.mean() < 0.5
-    assert levels[~near_threshold].max() < 6
 
 
 def test_a_batched_view_does_not_depend_on_its_neighbours_in_the_batch() -> None:
@@ -203,30 +197,15 @@ def test_views_made_within_a_forward_pass_are_fp32(images: Tensor, precision: to
             assert torch.equal(found, view)
 
 
-def test_grey_images_may_have_one_mean_and_three_deviations() -> None:
-    grey = smooth(1, 32, 32, channels=1)[0]
-    odd, even = (
-        BatchedViews(ViewsConfig(size=32, mean=(0.5,), std=std))(grey[None], 1, 3, 0, torch.zeros(1))[0]
-        for std in ((0.1, 0.2, 0.4), (0.1,))
-    )
-    torch.testing.assert_close(odd, even / torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1))
-    transform = replace(EvalTransform.of_size(32), mean=(0.5,), std=(0.1, 0.2, 0.4))
-    assert transform.normalise(grey).shape == (3, 32, 32)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_views_are_normalised_by_imagenets_mean_and_deviation(channels: int) -> None:
     images, ids = smooth(8, 32, 32, channels=channels), torch.arange(8)
     mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
     std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-    plain = BatchedViews(ViewsConfig(size=32, **IDENTITY))  # type: ignore[arg-type]
-    usual = BatchedViews(ViewsConfig(size=32))
+    plain, usual = BatchedViews(ViewsConfig(size=32, **IDENTITY)), BatchedViews(ViewsConfig(size=32))  # type: ignore[arg-type]
     for view in (1, 2):
         levels = plain(images, view, 0, 0, ids)
         torch.testing.assert_close(usual(images, view, 0, 0, ids), (levels - mean) / std)
-        crop = images.expand(-1, 3, -1, -1)
-        levels = plain.of_crops(crop.clone(), view, 0, 0, ids)
-        torch.testing.assert_close(usual.of_crops(crop.clone(), view, 0, 0, ids), (levels - mean) / std)
     transform = EvalTransform.of_size(224)
     assert (transform.mean, transform.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -238,16 +217,6 @@ def test_levels_from_128_up_are_inverted() -> None:
     made = augment.finish(ramp, settings, changes, torch.zeros(1), torch.ones(1), flipped=True)
     found = (made[0, 0].flatten() * 255).round().tolist()
     assert found == [level if level < 128 else 255 - level for level in range(256)]
-
-
-def test_strength_zero_leaves_only_crop_and_flip() -> None:
-    config = ViewsConfig(size=32, color=0, blur=0, solarize=0, **IDENTITY)  # type: ignore[arg-type]
-    settings = ViewSettings.of(config, 2)
-    images, ids = smooth(30, 32, 32), torch.arange(30)
-    uniforms = seeding.uniform(0, "view2", 0, ids, UNIFORMS)
-    boxes = CropDraws(settings, uniforms).boxes(32, 32)
-    expected = crops.crop_batch(images, settings, boxes, draw_changes(settings, uniforms).flip)
-    assert torch.equal(BatchedViews(config)(images, 2, 0, 0, ids), expected)
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,6 @@ def test_images_of_any_make_are_the_same_pixels(data: ImagesLike, shown: Tensor)
     assert describe(images).startswith("20 images without labels from a")
 
 
-def test_image_sets_and_source_strings_pass_through() -> None:
-    images = synthetic(48)
-    assert as_images(images) is images
-    assert as_images("synthetic:48", size=16).load(0).shape == (3, 16, 16)
-
-
 def test_labels_are_taken_from_the_data_sets_own_list() -> None:
     data = Labelled()
     images = as_images(data)
