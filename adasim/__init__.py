@@ -45,10 +45,10 @@ _HOMES = {
     "evaluate": "adasim.api",
     "export": "adasim.tools.export",
     "load_backbone": "adasim.models",
-    "load_run": "adasim.api",
+    "load_run": "adasim.run",
     "plot": "adasim.tools.plot",
     "pretrain": "adasim.api",
-    "similar": "adasim.tools.similar",
+    "similar": "adasim.tools.embed",
 }
 
 

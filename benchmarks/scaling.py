@@ -154,7 +154,7 @@ def imagenet(args: argparse.Namespace, groups: dict[int, Any]) -> list[dict[str,
         "ranks": 4,
         "observe s": seconds,
         "resident MB": held / 1e6,
-        "plan MB": (plan.cache_bytes + plan.history_bytes + plan.current_bytes) / 1e6,
+        "plan MB": (plan.cache_bytes + plan.history_bytes + plan.epoch_bytes) / 1e6,
         "with int8 copy MB": with_copy / 1e6,
         "received kB": memory.exchange.received / 1e3,
         "plan kB": plan.step_wire_bytes / 1e3,
@@ -176,7 +176,7 @@ def beside_the_plan(args: argparse.Namespace, rows: list[dict[str, Any]], cores:
         return Plan(n, args.dim, ranks, args.window, args.k, args.batch, cache="float32")
 
     def megabytes(p: Plan) -> float:
-        return (p.cache_bytes + p.int8_bytes + p.history_bytes + p.current_bytes) / 1e6
+        return (p.cache_bytes + p.int8_bytes + p.history_bytes + p.epoch_bytes) / 1e6
 
     per_flop = (last["observe s"] - first["observe s"]) / (
         plan(last["rows"], 1).search_flops - plan(first["rows"], 1).search_flops

@@ -12,7 +12,7 @@ from helpers import in_one_line, of_known_speed
 from PIL import Image
 
 from adasim.cli.main import main
-from adasim.tools import photos
+from adasim.tools import plan
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def test_from_a_folder_of_photos_to_an_encoder_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(photos, "time_steps", of_known_speed)
+    monkeypatch.setattr(plan, "time_steps", of_known_speed)
     monkeypatch.setattr(
         huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub")
     )  # nothing is downloaded

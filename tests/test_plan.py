@@ -23,7 +23,6 @@ from adasim.neighbors.sharded import shard
 from adasim.recipes import get_recipe
 from adasim.tools import plan as planning
 from adasim.tools.plan import Plan, PlanArguments, make_plan
-from adasim.util.errors import UserError
 
 N, DIM, WINDOW, K, BATCH = 101, 7, 3, 5, 24
 
@@ -43,18 +42,18 @@ def test_memory_and_checkpoint_are_the_tensors_bytes(
     state = memory.state_dict()
     assert plan.cache_bytes == memory.cache.nbytes
     assert plan.history_bytes == memory.history_ids.nbytes + memory.history_similarities.nbytes
-    assert plan.current_bytes == memory.current_ids.nbytes + memory.current_similarities.nbytes
+    assert plan.epoch_bytes == memory.current_ids.nbytes + memory.current_similarities.nbytes
     copy = memory._quantized
     assert (copy is not None) == (size[-1] == 1)
     held = 0 if copy is None else copy.codes.nbytes + copy.error.nbytes + copy.reach.nbytes
     assert plan.int8_bytes == held
     saved = sum(tensor.nbytes for name, tensor in state.items() if not name.startswith("history"))
     assert plan.checkpoint_bytes == saved
-    assert plan.current_bytes == sum(t.nbytes for t in memory.epoch_lists(0).values())
+    assert plan.epoch_bytes == sum(t.nbytes for t in memory.epoch_lists(0).values())
 
 
 def work(folder: Path, stage: int) -> dict[str, Any]:
-    """Bytes that reach this rank in one observation and one draw, counted at torch's own functions."""
+    """Bytes that reach this rank in one observation, counted at torch's own functions."""
     rank, world = dist.get_rank(), dist.get_world_size()
     received: list[int] = []
     gather, swap = dist.all_gather_into_tensor, dist.all_to_all_single
@@ -70,15 +69,9 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
     setattr(dist, "all_gather_into_tensor", counted_gather)  # noqa: B010 - mypy allows no assignment
     setattr(dist, "all_to_all_single", counted_swap)  # noqa: B010
     memory = ShardedMemory(N, DIM, WINDOW, K)
-    found: dict[str, Any] = {}
     ids = torch.arange(BATCH).tensor_split(world)[rank]
     memory.observe(ids, torch.randn(len(ids), DIM))
-    found["step"] = sum(received)
-    received.clear()
-    memory.draw_partners(0, 0.2, 0)
-    found["epoch"] = sum(received)
-    found["counter"] = memory.exchange.received
-    return found
+    return {"step": sum(received), "counter": memory.exchange.received}
 
 
 def test_traffic_is_what_the_ranks_receive(run_ranks: Callable[..., list[list[Any]]]) -> None:
@@ -86,10 +79,7 @@ def test_traffic_is_what_the_ranks_receive(run_ranks: Callable[..., list[list[An
     for world, ranks in zip(worlds, run_ranks(__file__, "work", *worlds), strict=True):
         plan = Plan(N, DIM, world, WINDOW, K, BATCH)
         for found in ranks:
-            assert found["step"] == plan.step_wire_bytes
-            assert found["epoch"] == plan.epoch_wire_bytes
-            assert found["counter"] == plan.step_wire_bytes + plan.epoch_wire_bytes
-    assert Plan(N, DIM, 1, WINDOW, K, BATCH).step_wire_bytes == 0
+            assert found["step"] == found["counter"] == plan.step_wire_bytes
 
 
 def test_the_search_grows_with_images_and_is_shared_by_ranks() -> None:
@@ -102,14 +92,10 @@ def test_the_search_grows_with_images_and_is_shared_by_ranks() -> None:
 
 
 def test_advice_turns_with_the_size() -> None:
-    small = " ".join(make_plan(PlanArguments()).advice())
-    assert "affordable" in small
-    huge = " ".join(make_plan(PlanArguments(images=10**9, cache="float32")).advice())
-    for word in ("no approximate search", "float16", "window 10", "16 GB"):
-        assert word in huge
-    assert "affordable" not in huge
-    tiny = " ".join(make_plan(PlanArguments(images=10**6, backbone="resnet_tiny", size=32)).advice())
-    assert re.search(r"20% is reached at \d{3},\d{3}\)", tiny)
+    assert "affordable" in make_plan(PlanArguments()).advice()
+    assert "no approximate" in make_plan(PlanArguments(images=10**9, cache="float32")).advice()
+    tiny = make_plan(PlanArguments(images=10**6, backbone="resnet_tiny", size=32)).advice()
+    assert re.search(r"20% is reached at \d{3},\d{3} images", tiny)
 
 
 def test_width_and_encoder_are_found_from_each_other() -> None:
@@ -117,31 +103,28 @@ def test_width_and_encoder_are_found_from_each_other() -> None:
     assert make_plan(PlanArguments(backbone="resnet50")).dim == 2048
     assert make_plan(PlanArguments(dim=768)).backbone == "vit_base"
     odd = make_plan(PlanArguments(dim=100))
-    assert (odd.backbone, odd.training_flops, odd.search_share) == (None, None, None)
-    with pytest.raises(UserError, match="dim=100 is not the width of vit_small, 384"):
-        make_plan(PlanArguments(dim=100, backbone="vit_small"))
+    assert (odd.backbone, odd.search_share) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("options", "message"),
     [
-        ({"batch": 1001}, "batch_size=1001 .* 1000 or 1008"),
-        ({"images": 2**31}, "2\\^31"),
-        ({"images": 5, "k": 6}, "k=6"),
-        ({"window": 0}, "window=0"),
-        ({"size": -1}, "--size=-1 must be between 8 and 16384"),
-        ({"size": 33}, "--size 33 is no multiple of 16, the side of a patch of vit_small. Choose --size 48"),
+        ("--batch 1001", "1000 or 1008"),
+        ("--images 2147483648", "2^31"),
+        ("--images 5 --k 6", "k=6"),
+        ("--window 0", "window"),
+        ("--size 33", "16 does not divide size=33"),
+        ("--dim 100 --backbone vit_small", "dim=100 is not the width of vit_small, 384"),
     ],
 )
-def test_impossible_plans_are_refused(changes: dict[str, int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_plan(PlanArguments(**changes))  # type: ignore[arg-type]
+def test_impossible_plans_are_refused(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refusal(f"plan {options}", capsys)
 
 
 def test_the_command_prints_sizes_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
     command("plan --images 1281167 --dim 384 --ranks 4 --window 50 --k 10 --batch 1024 --cache float32")
     text = capsys.readouterr().out
-    for words in ("492 MB", "1.28 GB", "Received by one rank", "Exact search is affordable"):
+    for words in ("492 MB", "1.28 GB", "received per step", "Exact search is affordable"):
         assert words in text
 
 

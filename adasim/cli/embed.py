@@ -44,12 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         asked.model,
         asked.data,
         asked.out,
-        split=asked.split,
-        size=asked.size,
-        device=asked.device,
-        workers=asked.workers,
-        exclude=asked.exclude,
-        cache=not asked.no_cache,
+        **asked.how(),
         overwrite=asked.overwrite,
         say=say,
     )

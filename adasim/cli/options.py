@@ -56,6 +56,11 @@ class Reading(EncoderOptions, Command):
     exclude: Path | None = None
     """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`."""
 
+    def how(self) -> dict[str, Any]:
+        """The same for `adasim.embed` and `adasim.similar`."""
+        names = ("split", "size", "device", "workers", "exclude")
+        return {name: getattr(self, name) for name in names} | {"cache": not self.no_cache}
+
 
 @dataclass(kw_only=True)
 class Neighbours(Command):

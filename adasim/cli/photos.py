@@ -83,8 +83,7 @@ def photos(arguments: Sequence[str]) -> None:
         raise UserError("`photos` asks before it starts, and nobody can answer here. Add --yes.")
 
     from adasim.api import pretrain as run
-    from adasim.tools.photos import propose
-    from adasim.tools.plan import show, warning
+    from adasim.tools.plan import propose, show, warning
 
     proposal = propose(
         config.data.source,
@@ -97,7 +96,7 @@ def photos(arguments: Sequence[str]) -> None:
     )
     console = terminal.console()
     console.print()
-    show(proposal.reasons, console)
+    show(proposal.lines, console)
     if doubt := warning(proposal.config, proposal.images):
         terminal.say(doubt)
     if not asked.yes and not agreed(console.input):

@@ -16,9 +16,11 @@ def main(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         asked = read_options(PlanArguments, arguments, "plan")
 
-        from adasim.tools.plan import make_plan, show_plan
+        from adasim.tools.plan import make_plan, show
 
-        return show_plan(make_plan(asked), terminal.console(width=110))
+        plan, console = make_plan(asked), terminal.console(width=110)
+        show(plan.lines(), console)
+        return console.print(f"\n{plan.advice()}", soft_wrap=True)
     if arguments[0] == "photos":
         raise UserError(
             "`photos` makes its plan from your images and your machine: adasim pretrain photos --data DIR shows it, "

@@ -59,19 +59,14 @@ def main(arguments: Sequence[str]) -> None:
     check_file(asked.exclude, "--exclude")
     check_images(asked.among, "--in")
 
-    from adasim.tools.similar import contact_sheet, similar
+    from adasim.tools.embed import contact_sheet, similar
 
     nearest = similar(
         asked.model,
         asked.image,
         asked.among,
         asked.k,
-        split=asked.split,
-        size=asked.size,
-        device=asked.device,
-        workers=asked.workers,
-        exclude=asked.exclude,
-        cache=not asked.no_cache,
+        **asked.how(),
         say=terminal.say,
     )
     console.print(

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from adasim.api import Run, load_run
 from adasim.data import ImageSet
-from adasim.data.sources import is_from_python
+from adasim.data.python import is_from_python
 from adasim.explore import KINDS
 from adasim.explore.collection import Collection, collect
 from adasim.explore.open import Opened, Say, origin_in_words, own_images
 from adasim.explore.support import support_of_memory
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU
-from adasim.tools.sheet import INK, Sheet, load_readable, plain_look, text_width
+from adasim.run import Run, load_run
+from adasim.tools import sheet
 from adasim.util.errors import UserError
 from adasim.util.seeding import permutation
 
@@ -98,47 +97,43 @@ def pick(supports: Opened, asked: str, count: int, seed: int) -> Picked:
     A greater count adds images and keeps the others. Images of which nothing is known are never chosen.
 
     Args:
-        asked: one of KINDS; or ids and file names, with commas between them.
+        asked: one of KINDS, by the best match: "intriguing", it is another image, so that the gate is shut;
+            "other-class", it is of another class. Or ids and file names, with commas between them.
     """
-    best = supports.support.neighbours[:, 0]
+    best, labels = supports.support.neighbours[:, 0], supports.collection.labels
     total = f"{len(best):,} images"
+    known = best >= 0
     if asked not in KINDS:
         ids = named(supports.collection, asked)
         for i in ids:
-            if best[i] < 0:
+            if not known[i]:
                 raise UserError(
                     f"Nothing is known of image {i} ({supports.collection.names[i]}): it could not be read, or has "
                     f"not been looked at yet. Pick another."
                 )
         return Picked(ids, "Images and their support", f"{len(ids):,} of {total}")
-    labels = supports.collection.labels
-    if asked == "other-class" and labels is None:
-        raise UserError("--pick other-class needs labels, and these images have none. Use --pick intriguing.")
-    among = _of_kind(asked, best, labels)
+    if asked == "other-class":
+        if labels is None:
+            raise UserError(
+                "--pick other-class needs labels, and these images have none. Use --pick intriguing."
+            )
+        theirs = labels[best.clamp(min=0)]
+        among = known & (labels >= 0) & (theirs >= 0) & (theirs != labels)
+    else:
+        among = known if asked == "random" else known & (best != torch.arange(len(best)))
     if not among.any():
-        raise UserError(_none(supports, asked))
+        way_out = "Use --pick random, or name some." if asked != "random" else "None could be read."
+        if not supports.windowed:  # features of one view each
+            way_out = (
+                f"An image always matches its own view best: use --backbone, which has several. {way_out}"
+            )
+        raise UserError(f"None of the {total} is such a one. {way_out}")
     order = permutation(seed, "gallery", 0, len(among))
     ids = order[among[order]][:count].tolist()
     if asked == "random":
         return Picked(ids, "Random images and their support", f"{len(ids):,} of {total}")
     title = f"The best match is {'another image' if asked == 'intriguing' else 'of another class'}"
     return Picked(ids, title, f"{len(ids):,} of {int(among.sum()):,} such images among {total}")
-
-
-def _of_kind(kind: str, best: Tensor, labels: Tensor | None) -> Tensor:
-    """(N,) bool: which images are of a kind, by their best match (N,), which is -1 where nothing is known.
-
-    "intriguing": that is another image, so that the gate is shut. "other-class": it is of another class than the
-    image; both have a label.
-    """
-    known = best >= 0
-    if kind == "random":
-        return known
-    if kind == "intriguing":
-        return known & (best != torch.arange(len(best)))
-    assert labels is not None
-    theirs = labels[best.clamp(min=0)]
-    return known & (labels >= 0) & (theirs >= 0) & (theirs != labels)
 
 
 def named(collection: Collection, asked: str) -> list[int]:
@@ -171,20 +166,6 @@ def _one(collection: Collection, part: str) -> int:
     return fitting[0]
 
 
-def _none(supports: Opened, kind: str) -> str:
-    """Why there is no image of a kind."""
-    if kind == "random":
-        return "Nothing is known of any of these images: none could be read."
-    if not supports.windowed:
-        return (
-            "No image has another one as its best match: features of one view each always match themselves best. "
-            "Use --backbone, which compares several views, or --pick random."
-        )
-    what = "another one" if kind == "intriguing" else "one of another class"
-    count = len(supports.support)
-    return f"None of the {count:,} images has {what} as its best match. Use --pick random, or name some."
-
-
 @dataclass(frozen=True)
 class Row:
     """One image and its support, best first."""
@@ -206,122 +187,44 @@ def rows_of(supports: Opened, ids: Sequence[int]) -> list[Row]:
 
 # ---- the picture ----
 
-_QUIET, _TRACK = "#66666b", "#e6e6ea"
 # Okabe and Ito's blue and a darker vermillion: told apart by all kinds of colour vision, and readable as text.
 _SAME, _OTHER = "#0072b2", "#b34700"
-_CELL, _GAP, _CAPTION, _MARGIN = 1.15, 0.13, 0.44, 0.3  # inches
-_ASIDE = 0.24  # between the query and its support
-_HEAD, _FOOT = 1.34, 0.42  # above the first row, below the last one
-_BAR, _SWATCH, _TEXT = 0.1, 0.22, 0.22  # a bar's height, a colour of the legend, a line of it
-_LINE = 10  # neighbours beside each other; more go on in the next line
-_TALLEST = 200  # inches: what a PDF page may have
-_SIZE = 10.5  # of letters, in points
+
+
+def draw(
+    supports: Opened, rows: Sequence[Row], picked: Picked, *, show: int = 10, format: str = "png"
+) -> Any:
+    """The picture as a matplotlib figure, with at most `show` neighbours of each image and a bar for every p_win."""
+    images = supports.collection
+    full = min(1.0, math.ceil(max(max(row.p[:show]) for row in rows) * 20 - 1e-9) / 20)  # a multiple of 0.05
+    legend = [("", f"bars: p_win, full at {full:.2f}"), (sheet.INK, "dark, framed: the query itself")]
+    if images.labels is not None:
+        legend += [(_SAME, "the query's class"), (_OTHER, "≠ another class")]
+    if max(len(row.ids) for row in rows) > show:
+        legend.append(("", f"the {show} best are shown"))
+    notes = (picked.choice, f"p_win from {supports.origin}")
+    cells = []
+    for row in rows:
+        name = images.class_name(row.query) or f"image {row.query}"
+        match = "matches itself" if row.ids[0] == row.query else "matches another"
+        support = zip(row.ids[:show], row.p, strict=False)
+        neighbours = [_neighbour(images, row.query, j, share, full) for j, share in support]
+        cells.append((sheet.Cell(images.place(row.query), name, match, framed=True), neighbours))
+    headings = ("query", "its support, best first")
+    return sheet.draw(cells, picked.title, notes, headings, legend, format=format)
+
+
+def _neighbour(images: Collection, query: int, j: int, share: float, full: float) -> sheet.Cell:
+    theirs, own = images.class_name(j), images.class_name(query)
+    words, style = theirs or f"image {j}", {"color": sheet.QUIET}
+    colour = _SAME if images.labels is None or (theirs and own) else sheet.QUIET
+    if j == query:
+        words, style, colour = "the query", {"style": "italic"}, sheet.INK
+    elif theirs and own and theirs != own:
+        words, style, colour = f"≠ {theirs}", {"color": _OTHER}, _OTHER
+    return sheet.Cell(images.place(j), f"{share:.2f}", words, style, share / full, colour, framed=j == query)
 
 
 def render(supports: Opened, rows: Sequence[Row], picked: Picked, *, show: int, format: str) -> bytes:
     """The picture as the content of a file: "png", or "pdf", whose text is text."""
-    with plain_look():
-        return _Drawing(supports.collection, rows, show, format).whole(picked, supports.origin).render()
-
-
-def draw(supports: Opened, rows: Sequence[Row], picked: Picked, *, show: int = 10) -> Any:
-    """The picture as a matplotlib figure, with at most `show` neighbours of each image."""
-    with plain_look():
-        return _Drawing(supports.collection, rows, show, "png").whole(picked, supports.origin).figure
-
-
-class _Drawing:
-    """Queries, one below the other, each with its support and a bar for every probability."""
-
-    def __init__(self, collection: Collection, rows: Sequence[Row], show: int, format: str) -> None:
-        self.collection, self.rows, self.show = collection, rows, show
-        widest = max(min(len(row.ids), show) for row in rows)
-        columns = min(max(widest, 4), _LINE)  # with fewer than four the words above would not fit
-        self.left = _MARGIN + _CELL + _ASIDE  # of the supports
-        self.width = self.left + columns * (_CELL + _GAP) - _GAP + _MARGIN
-        self.tops = [_HEAD]
-        for row in rows:
-            lines = math.ceil(min(len(row.ids), show) / _LINE)
-            self.tops.append(self.tops[-1] + lines * (_CELL + _CAPTION) + _GAP)
-        largest = max(share for row in rows for share in row.p[:show])
-        self.full = min(1.0, math.ceil(largest * 20 - 1e-9) / 20)  # the next multiple of 0.05
-        self.entries = self.legend()
-        height = self.tops[-1] + _FOOT + _TEXT * self.entries[-1][1]
-        if height > _TALLEST:
-            raise UserError(
-                f"{len(rows):,} images with their support make a picture of {height:.0f} inches, and a page has "
-                f"at most {_TALLEST}. Lower --count or --show."
-            )
-        self.sheet = Sheet(self.width, height, format)
-
-    def whole(self, picked: Picked, origin: str) -> Sheet:
-        room = self.width - 2 * _MARGIN
-        self.sheet.text(_MARGIN, 0.24, picked.title, size=17, weight="bold", room=room)
-        self.quiet(_MARGIN, 0.56, picked.choice, room)
-        self.quiet(_MARGIN, 0.56 + _TEXT, f"p_win from {origin}", room)
-        self.quiet(_MARGIN, _HEAD - 0.22, "query")
-        self.quiet(self.left, _HEAD - 0.22, "its support, best first")
-        for top, row in zip(self.tops, self.rows, strict=False):
-            self.query(row, top)
-            for rank, (j, share) in enumerate(zip(row.ids[: self.show], row.p, strict=False)):
-                line, column = divmod(rank, _LINE)
-                x = self.left + column * (_CELL + _GAP)
-                self.neighbour(row.query, j, share, x, top + line * (_CELL + _CAPTION))
-        for x, line, colour, words in self.entries:
-            y = self.tops[-1] + 0.06 + line * _TEXT
-            if colour:
-                self.bar(x, y + 0.03, _SWATCH - 0.06, 1, colour)
-            self.quiet(x + (_SWATCH if colour else 0), y, words)
-        return self.sheet
-
-    def query(self, row: Row, top: float) -> None:
-        self.image(row.query, _MARGIN, top, framed=True)
-        name = self.collection.class_name(row.query) or f"image {row.query}"
-        self.sheet.text(_MARGIN, top + _CELL + 0.06, name, size=_SIZE, weight="bold", room=_CELL)
-        match = "matches itself" if row.ids[0] == row.query else "matches another"
-        self.quiet(_MARGIN, top + _CELL + 0.24, match, _CELL + _ASIDE)
-
-    def neighbour(self, query: int, j: int, share: float, x: float, top: float) -> None:
-        theirs, own = self.collection.class_name(j), self.collection.class_name(query)
-        differs = bool(theirs and own) and theirs != own
-        unknown = self.collection.labels is not None and not (theirs and own)
-        colour = INK if j == query else _OTHER if differs else _QUIET if unknown else _SAME
-        self.image(j, x, top, framed=j == query)
-        y, number = top + _CELL + 0.06, 0.4
-        self.sheet.text(x, y, f"{share:.2f}", size=_SIZE)
-        self.bar(x + number, y + 0.03, _CELL - number, share / self.full, colour)
-        if j == query:
-            self.sheet.text(x, y + 0.18, "the query", size=_SIZE, style="italic", room=_CELL)
-        elif differs:
-            self.sheet.text(x, y + 0.18, f"≠ {theirs}", size=_SIZE, color=_OTHER, room=_CELL)
-        else:
-            self.quiet(x, y + 0.18, theirs or f"image {j}", _CELL)
-
-    def legend(self) -> list[tuple[float, int, str, str]]:
-        """What bars, frames and marks mean: for each its place from the left, its line, a colour, and words."""
-        entries = [("", f"bars: p_win, full at {self.full:.2f}"), (INK, "dark, framed: the query itself")]
-        if self.collection.labels is not None:
-            entries += [(_SAME, "the query's class"), (_OTHER, "≠ another class")]
-        if max(len(row.ids) for row in self.rows) > self.show:
-            entries.append(("", f"the {self.show} best are shown"))
-        placed, x, line = [], _MARGIN, 0
-        for colour, words in entries:
-            width = text_width(words, _SIZE) + (_SWATCH if colour else 0)
-            if x > _MARGIN and x + width > self.width - _MARGIN:
-                x, line = _MARGIN, line + 1
-            placed.append((x, line, colour, words))
-            x += width + 0.3
-        return placed
-
-    def image(self, i: int, x: float, y: float, *, framed: bool) -> None:
-        self.sheet.image(load_readable(*self.collection.place(i)), x, y, _CELL, _QUIET)
-        if framed:
-            self.sheet.rectangle(x, y, _CELL, _CELL, INK, fill=False, linewidth=2, zorder=3)
-
-    def bar(self, x: float, y: float, width: float, share: float, colour: str) -> None:
-        """A bar of up to `width` inches on a pale track."""
-        self.sheet.rectangle(x, y, width, _BAR, _TRACK)
-        self.sheet.rectangle(x, y, width * share, _BAR, colour)
-
-    def quiet(self, x: float, y: float, words: str, room: float | None = None) -> None:
-        self.sheet.text(x, y, words, size=_SIZE, color=_QUIET, room=room)
+    return sheet.render(draw(supports, rows, picked, show=show, format=format), format)

@@ -27,52 +27,44 @@ from adasim.runs.folder import RunFolder
 from adasim.util import seeding
 
 _MOST = {"train": 3000, "test": 1000}  # images that are looked at: a minute or two on a laptop
-
 AFTER = "after pretraining"
-CANNOT_TELL = (
-    "Without labels this tells whether an encoder knows an image again, not whether it puts like with like: one that "
-    "is worse than raw pixels in use may well be ahead here. A few labelled folders and `adasim eval knn` tell."
-)
 
 
 def show(out: Path, console: Console) -> None:
     """Measure the run's stages on (a part of) its own images, and print them as a table."""
     config = RunFolder.open(out, lock=False).config
-    images = leave_out(open_images(config.data.source, size=config.views.size), config.data.exclude)
-    labelled = images.labels is not None and bool((images.labels >= 0).all())
-    if labelled:
-        split = open_split(
-            config.data.source,
-            None,
-            None,
-            size=config.views.size,
-            seed=config.seed,
-            exclude=Path(config.data.exclude) if config.data.exclude else None,
-        )
-        sets: dict[str, Any] = {
-            "train": Subset(split.train, _some(split.train_ids, "train", config)),
-            "test": Subset(split.test, _some(split.test_ids, "test", config)),
-        }
-        title = f"k-NN accuracy on {len(sets['test']):,} images by {len(sets['train']):,} others (k = 20)"
+    source, size, exclude = config.data.source, config.views.size, config.data.exclude
+    images = leave_out(open_images(source, size=size), exclude)
+    options: dict[str, Any]
+    if labelled := images.labels is not None and bool((images.labels >= 0).all()):
+        verdicts = Path(exclude) if exclude else None
+        split = open_split(source, None, None, size=size, seed=config.seed, exclude=verdicts)
+        train = Subset(split.train, _some(split.train_ids, "train", config))
+        test = Subset(split.test, _some(split.test_ids, "test", config))
+        title = f"k-NN accuracy on {len(test):,} images by {len(train):,} others (k = 20)"
+        how, options = "knn", {"k": 20, "train": train, "test": test}
     else:
-        ids = _some(torch.arange(len(images)), "train", config)
-        title = f"Own image nearest to a view of it, of {len(ids):,} images"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("features")
+        some = Subset(images, _some(torch.arange(len(images)), "train", config))
+        title = f"Own image nearest to a view of it, of {len(some):,} images"
+        how, options = "views", {"data": some, "queries": 500}
+    table = Table("features", title=title, title_justify="left", title_style="bold")
     table.add_column("accuracy" if labelled else "found", justify="right")
     values: dict[str, float] = {}
     for name, encoder in stages(config, out):
-        if labelled:
-            report = evaluate(encoder, "knn", k=20, no_cache=True, save=False, **sets)
-        else:
-            some = Subset(images, ids)
-            report = evaluate(encoder, "views", data=some, queries=500, no_cache=True, save=False)
+        report = evaluate(encoder, how, no_cache=True, save=False, **options)
         values[name] = report.value
         table.add_row(name, f"{report.value:.1f}%", style="bold" if name == AFTER else "")
     if labelled:
         table.caption = f"chance is {100 / len(images.classes):.1f}%"
     console.print(table)
-    console.print(verdict(values, len(sets["test"])) if labelled else CANNOT_TELL, soft_wrap=True)
+    console.print(
+        verdict(values, len(test))
+        if labelled
+        else "Without labels this tells whether an encoder knows an image again, not whether it puts like with like: "
+        "one that is worse than raw pixels in use may well be ahead here. A few labelled folders and `adasim eval "
+        "knn` tell.",
+        soft_wrap=True,
+    )
     keep(out, report.results[0], values)  # last: a full disk must not cost the table
 
 
@@ -80,11 +72,8 @@ def keep(out: Path, after: Result, values: dict[str, float]) -> None:
     """Add it to the run's results, with what the other stages gave, for model cards and for `open_encoder`."""
     others = {name: value for name, value in values.items() if name != AFTER}
     model = after.model | {"name": out.resolve().name, "origin": "the run's own table"}
-    append_result(
-        out / RESULTS_FILE,
-        replace(after, model=model, metrics=after.metrics | {COMPARED: others}),
-        "cpu",
-    )
+    result = replace(after, model=model, metrics=after.metrics | {COMPARED: others})
+    append_result(out / RESULTS_FILE, result, "cpu")
 
 
 def verdict(accuracy: dict[str, float], asked: int) -> str:
@@ -105,9 +94,7 @@ def verdict(accuracy: dict[str, float], asked: int) -> str:
         otherwise = "the weights as they were do as well" if start == "where it began" else others
         return f"The run changed nothing that {asked} images can show (below about {noise:.0f} points): {otherwise}."
     if gain < 0:
-        return (
-            f"The run lost {-gain:.1f} points: use the weights that it began with, or try a lower --optim.lr."
-        )
+        return f"The run lost {-gain:.1f} points: use the weights that it began with, or a lower --optim.lr."
     return f"The run gained {gain:.1f} points over {start}."
 
 
@@ -118,8 +105,7 @@ def stages(config: Config, out: Path) -> Iterator[tuple[str, Backbone]]:
     untrained.transform = EvalTransform.for_run(config)
     yield "untrained encoder", untrained.eval()
     if config.model.init:
-        weights = read_weights(config.model.init)
-        start_from([untrained], weights, config.model.init)
+        start_from([untrained], read_weights(config.model.init), config.model.init)
         yield "where it began", untrained
     yield AFTER, load_backbone(out)
 

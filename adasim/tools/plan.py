@@ -1,38 +1,44 @@
-"""What a run will need, told before it is started: on this machine and these images, or of any size.
+"""What a run will need, told before it is started; and `photos`, which proposes a run that ends in time.
 
-    adasim plan dino-vit-s16 --data ~/photos --batch-size 64
-    adasim plan --images 1281167 --dim 384 --ranks 8 --window 50 --k 10 --batch 1024
+    adasim plan dino-vit-s16 --data ~/photos --batch-size 64                 this machine and these images
+    adasim plan --images 1281167 --dim 384 --ranks 8 --window 50 --k 10      a run of any size
+    adasim pretrain photos --data ~/photos --out runs/photos --hours 2       a proposal
 
-The first opens the images and times a few steps. Of the second, sizes are sums over the tensors that `ShardedMemory`
-allocates and exchanges, byte by byte, not estimates; arithmetic is counted by running the method on tensors without
-storage.
+The first and the last open the images and time a few steps. Of the second, sizes are sums over the tensors that
+`ShardedMemory` allocates and exchanges, byte by byte; arithmetic is counted on tensors without storage.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+import timm
 import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from adasim.config import Config, ModelConfig, ViewsConfig
+from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, SaveConfig, ViewsConfig
 from adasim.data import ImageSet, Unreadable, describe, leave_out, open_images, worker_count
+from adasim.dist.devices import pick_device
 from adasim.dist.processes import Distributed
-from adasim.models import build_backbone
-from adasim.models.backbone import VITS
+from adasim.methods import DinoSettings, SimSiamSettings
+from adasim.models import build_backbone, build_from, read_weights
+from adasim.models.backbone import check_patches
 from adasim.neighbors.memory import INT8_FROM
 from adasim.neighbors.search_gpu import buffer_bytes
 from adasim.options import PlanArguments
-from adasim.registry import PAIRS
+from adasim.recipes import for_epochs, from_weights
+from adasim.registry import METHODS, PAIRS
 from adasim.train.budget import (
     OVERHEAD,
     Footprint,
+    Speed,
     choose_micro_batches,
     encoder_bytes,
     free_bytes,
@@ -44,28 +50,29 @@ from adasim.util.errors import UserError
 from adasim.util.units import duration, scaled
 
 Line = tuple[str, str, str]
-"""What, how much, why. A line with a what alone is a heading."""
-_ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
-_LIST = 8  # bytes of a list's entry: an int32 id and an fp32 similarity
-_SMALL_SHARE = 0.2  # of a step's arithmetic that exact search may take before it is called expensive
-_LOOKED_AT = 24  # images whose size is looked up
-# On 5,000 photographs of CIFAR-10, 200 times each, a small ResNet got well past raw pixels (docs/results.md); on
-# 3,068 of clothes it did not (docs/use.md).
-_ENOUGH_IMAGES, _ENOUGH_VIEWS = 5_000, 1_000_000
+"""What, how much, why."""
 
 
 def show(lines: list[Line], console: Console) -> None:
-    """Lines as a table. Headings are bold; where there are none, the first column is."""
-    headed = any(not value for _, value, _ in lines)
+    """Lines as a table."""
     table = Table(box=None, padding=(0, 2), show_header=False)
     for what, value, why in lines:
-        table.add_row(Text(what, "" if headed and value else "bold"), value, Text(why, "dim"))
+        table.add_row(Text(what, "bold"), value, Text(why, "dim"))
     console.print(table)
 
 
-@dataclass(frozen=True)
+# ---- a run of any size ----
+
+_ENCODERS = {192: "vit_tiny", 384: "vit_small", 768: "vit_base", 512: "resnet18", 2048: "resnet50"}
+_SMALL_SHARE = 0.2  # of a step's arithmetic that exact search may take before it is called expensive
+
+
+@dataclass
 class Plan:
-    """The sizes of a run, in bytes of one rank (of the largest share) and in floating-point operations."""
+    """The sizes of a run (N, D, R, w, K and B of docs/scale.md), in bytes of one rank and in operations.
+
+    `backbone` and `size` are of the training step that the search is compared with.
+    """
 
     images: int
     dim: int
@@ -78,161 +85,92 @@ class Plan:
     size: int = 224
 
     def __post_init__(self) -> None:
-        for name in ("images", "dim", "ranks", "window", "k", "batch"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.images >= 2**31:
-            raise UserError(f"images={self.images} must be below 2^31: ids are kept as int32.")
-        if self.k > self.images:
-            raise UserError(f"k={self.k} is more than the {self.images} images.")
-        Distributed(0, self.ranks, torch.device("cpu")).check_batch(self.batch)
-
-    # ---- memory of one rank ----
-
-    @property
-    def rows(self) -> int:
-        """Rows of the largest share."""
-        return -(-self.images // self.ranks)
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.rows * self.dim * (2 if self.cache == "float16" else 4)
-
-    @property
-    def int8_bytes(self) -> int:
-        """Codes, and two fp32 bounds per row; small caches have no copy, nor have caches on an accelerator."""
-        return self.rows * (self.dim + 8) if self.rows * self.dim >= INT8_FROM else 0
-
-    @property
-    def search_bytes(self) -> int:
-        """About what a search takes for a moment on an accelerator."""
-        return buffer_bytes(self.rows, self.dim, self.batch, self.k)
-
-    @property
-    def history_bytes(self) -> int:
-        return self.rows * self.window * self.k * _LIST
-
-    @property
-    def current_bytes(self) -> int:
-        """Lists of one epoch; of a finished one they are a file, written once and kept for w epochs."""
-        return self.rows * self.k * _LIST
-
-    @property
-    def buffer_bytes(self) -> int:
-        """What an observation receives: all queries, this rank's candidates, all merged lists."""
-        if self.ranks == 1:
-            return 0
-        return 4 * self.batch * (self.dim + 1) + 8 * self.k * (self.batch + self.batch)
-
-    @property
-    def replicated_bytes(self) -> int:
-        """What every rank holds of all images: the epoch's order and partners, int64 each."""
-        return 16 * self.images
-
-    # ---- files ----
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """The memory's part of one checkpoint, of one rank: cache, lists of the epoch in progress, counters."""
-        return self.cache_bytes + self.current_bytes + 9
-
-    # ---- traffic of one rank ----
-
-    @property
-    def step_wire_bytes(self) -> int:
-        """Received in one `observe`: batch sizes, queries, candidate lists, merged lists."""
-        others, part = self.ranks - 1, self.batch // self.ranks
-        return others * (8 + part * (4 * (self.dim + 1) + 8 * self.k + 8 * self.k))
-
-    @property
-    def epoch_wire_bytes(self) -> int:
-        """Received when all partners are drawn."""
-        return 4 * (self.ranks - 1) * self.rows
-
-    @property
-    def gradient_wire_bytes(self) -> int | None:
-        """Received in one step for the average of fp32 gradients, in a ring."""
-        if self.training is None:
-            return None
-        return 2 * (self.ranks - 1) * 4 * self.training.learned // self.ranks
-
-    # ---- arithmetic of one rank ----
-
-    @property
-    def search_flops(self) -> int:
-        """One observation: all queries against the rank's rows."""
-        return 2 * self.batch * self.rows * self.dim
+        images, dim, ranks, k, batch = self.images, self.dim, self.ranks, self.k, self.batch
+        if images >= 2**31:
+            raise UserError(f"images={images} must be below 2^31: ids are kept as int32.")
+        if k > images:
+            raise UserError(f"k={k} is more than the {images} images.")
+        Distributed(0, ranks, torch.device("cpu")).check_batch(batch)
+        self.rows = -(-images // ranks)  # of the largest share
+        self.cache_bytes = self.rows * dim * (2 if self.cache == "float16" else 4)
+        # On CPUs, and not of small caches: codes, and two fp32 bounds per row.
+        self.int8_bytes = self.rows * (dim + 8) if self.rows * dim >= INT8_FROM else 0
+        self.epoch_bytes = self.rows * k * 8  # lists of one epoch: an int32 id and an fp32 similarity each
+        self.history_bytes = self.window * self.epoch_bytes
+        # Cache, lists of the epoch in progress, counters. Those of a finished epoch are a file, written once.
+        self.checkpoint_bytes = self.cache_bytes + self.epoch_bytes + 9
+        # Received in one `observe`: batch sizes, queries, candidate lists, merged lists.
+        self.step_wire_bytes = (ranks - 1) * (8 + batch // ranks * (4 * (dim + 1) + 2 * 8 * k))
+        self.search_flops = 2 * batch * self.rows * dim  # all queries against the rank's rows
 
     @cached_property
     def training(self) -> Footprint | None:
         """One DINO step without the memory, in mixed precision, as on the device that a float16 cache suggests."""
         if self.backbone is None:
             return None
-        config = Config(
-            model=ModelConfig(name=self.backbone),
-            views=ViewsConfig(size=self.size),
-            precision="fp32" if self.cache == "float32" else "bf16",
+        return Footprint.count(
+            Config(
+                model=ModelConfig(name=self.backbone),
+                views=ViewsConfig(size=self.size),
+                precision="fp32" if self.cache == "float32" else "bf16",
+            )
         )
-        return Footprint.count(config)
-
-    @property
-    def training_flops(self) -> int | None:
-        """One step without the memory."""
-        return None if self.training is None else self.training.flops(self.batch // self.ranks)
 
     @property
     def search_share(self) -> float | None:
         """The search's part of a step's arithmetic; that of the rows' share is the same for any R."""
-        flops = self.training_flops
-        return None if flops is None else self.search_flops / (self.search_flops + flops)
+        if self.training is None:
+            return None
+        return self.search_flops / (self.search_flops + self.training.flops(self.batch // self.ranks))
 
-    def advice(self) -> list[str]:
-        """Sentences a person can act on."""
-        words = []
+    def lines(self) -> list[Line]:
+        """The table."""
+        rows, share = f"{self.rows:,} rows", self.batch // self.ranks
+        lists = f"{rows} x {self.window} epochs x {self.k} x 8 bytes"
+        sizes = {
+            "feature cache": (self.cache_bytes, f"device: {rows} x {self.dim}, {self.cache}"),
+            "int8 copy": (self.int8_bytes, "on CPUs only: speeds the exact search up"),
+            "search buffers": (
+                buffer_bytes(self.rows, self.dim, self.batch, self.k),
+                "on accelerators, for a moment",
+            ),
+            "history": (self.history_bytes, f"main memory: {lists}"),
+            "order and partners": (16 * self.images, "main memory: of all images, on every rank"),
+            "checkpoint": (self.checkpoint_bytes, "on disk, without weights; beside it the history, once"),
+            "received per step": (self.step_wire_bytes, "queries, candidates, merged lists"),
+        }
+        lines = [(what, _bytes(size), why) for what, (size, why) in sizes.items()]
+        counted = f"{self.batch} queries x {rows} x {self.dim}"
+        lines.append(("search per step", scaled(self.search_flops, "FLOP"), counted))
+        if self.training is not None:
+            words = f"DINO, {self.backbone}, {share} images of {self.size} pixels, two views"
+            size, flops = self.training.training_bytes(share), self.training.flops(share)
+            part = f"the search is {self.search_share:.1%} of both"
+            lines.append(("training", _bytes(size), f"device: {words}"))
+            lines.append(("training per step", scaled(flops, "FLOP"), part))
+        return lines
+
+    def advice(self) -> str:
+        """A sentence on the exact search."""
         share = self.search_share
-        if share is not None and share <= _SMALL_SHARE:
-            words.append(f"Exact search is affordable: {share:.1%} of a step's arithmetic.")
-        elif share is not None:
-            most = self.images * _SMALL_SHARE / (1 - _SMALL_SHARE) * (1 - share) / share
-            words.append(
-                f"Exact search would be {share:.0%} of a step's arithmetic (it is linear in the images; "
-                f"{_SMALL_SHARE:.0%} is reached at {_count(most)}). adasim has no approximate search: pretrain on "
-                f"a subset, or expect the longer step."
-            )
-        if self.cache == "float32" and self.cache_bytes > 1e9:
-            words.append(
-                f"--neighbors.cache float16 halves the cache to {_bytes(self.cache_bytes // 2)} per rank."
-            )
-        if self.history_bytes > 2e9:
-            shorter = self.rows * 10 * 3 * _LIST
-            words.append(
-                f"The history is {_bytes(self.history_bytes)} of main memory per rank; window 10 and k 3, the "
-                f"paper's best, need {_bytes(shorter)}. More ranks divide it."
-            )
-        if self.cache_bytes > 16e9:
-            needed = math.ceil(self.cache_bytes * self.ranks / 16e9)
-            words.append(f"The cache fits into 16 GB per rank from {needed} ranks on.")
-        if self.replicated_bytes > 1e9:
-            words.append(
-                f"Every process also holds the order and the partners of all images, "
-                f"{_bytes(self.replicated_bytes)}; more ranks do not divide that."
-            )
-        return words
+        if share is None:
+            return "Name a --backbone to compare the search with."
+        if share <= _SMALL_SHARE:
+            return f"Exact search is affordable: {share:.1%} of a step's arithmetic."
+        most = self.images * _SMALL_SHARE / (1 - _SMALL_SHARE) * (1 - share) / share
+        return (
+            f"Exact search would be {share:.0%} of a step's arithmetic ({_SMALL_SHARE:.0%} is reached at {most:,.0f} "
+            f"images), and adasim has no approximate one: pretrain on a subset, or expect the longer step."
+        )
 
 
 def make_plan(arguments: PlanArguments) -> Plan:
     """The plan of a command line: width from the encoder, or an encoder from the width."""
     a = arguments
-    backbone = a.backbone or ("vit_small" if a.dim is None else _ENCODERS.get(a.dim))
-    dim = a.dim
+    backbone, dim = a.backbone or ("vit_small" if a.dim is None else _ENCODERS.get(a.dim)), a.dim
     if backbone is not None:
         model = ModelConfig(name=backbone)
-        if backbone in VITS and a.size % model.patch_size:
-            patch = model.patch_size
-            raise UserError(
-                f"--size {a.size} is no multiple of {patch}, the side of a patch of {backbone}. Choose --size "
-                f"{patch * math.ceil(a.size / patch)}."
-            )
+        check_patches(model, "size", a.size)
         with torch.device("meta"):
             width = build_backbone(model, a.size, student=False).dim
         if dim not in (None, width):
@@ -242,60 +180,11 @@ def make_plan(arguments: PlanArguments) -> Plan:
     return Plan(a.images, dim, a.ranks, a.window, a.k, a.batch, a.cache, backbone, a.size)
 
 
-def sizes(plan: Plan) -> list[Line]:
-    """The table of a plan."""
-    rows, share = f"{plan.rows:,} rows", plan.batch // plan.ranks
-    network, training = f"DINO, {plan.backbone}", plan.training
-    history = f"main memory: {rows} x {plan.window} epochs x {plan.k} x {_LIST} bytes"
-    lines = [
-        ("Memory of one rank", "", ""),
-        ("feature cache", _bytes(plan.cache_bytes), f"device: {rows} x {plan.dim}, {plan.cache}"),
-        ("int8 copy", _bytes(plan.int8_bytes), "on CPUs only: speeds the exact search up"),
-        ("history", _bytes(plan.history_bytes), history),
-        ("epoch in progress", _bytes(plan.current_bytes), "main memory"),
-        ("search buffers", _bytes(plan.search_bytes), "on accelerators, during a step"),
-        ("exchange buffers", _bytes(plan.buffer_bytes), "device, during a step"),
-        ("order and partners", _bytes(plan.replicated_bytes), "main memory: of all images, on every rank"),
-    ]
-    if training is not None:
-        precision = "fp32" if plan.cache == "float32" else "bf16"
-        why = f"device: {network}, {share} images, {precision}: weights, activations"
-        lines.append(("training", _bytes(training.training_bytes(share)), why))
-    lines += [
-        ("Files", "", ""),
-        ("checkpoint", _bytes(plan.checkpoint_bytes), "of one rank: cache and epoch in progress"),
-        (
-            "lists of an epoch",
-            _bytes(plan.current_bytes),
-            f"of one rank: written once, {plan.window} are kept",
-        ),
-    ]
-    if training is not None:
-        lines.append(("weights", _bytes(training.checkpoint_bytes), f"{network}: both networks, moments"))
-    lines += [
-        ("Received by one rank", "", ""),
-        ("neighbours, per step", _bytes(plan.step_wire_bytes), "queries, candidates, merged lists"),
-    ]
-    if plan.gradient_wire_bytes is not None:
-        lines.append(("gradients, per step", _bytes(plan.gradient_wire_bytes), "fp32, for comparison"))
-    lines += [
-        ("partners, per epoch", _bytes(plan.epoch_wire_bytes), "int32"),
-        ("Arithmetic of one rank, per step", "", ""),
-        ("exact search", scaled(plan.search_flops, "FLOP"), f"{plan.batch} queries x {rows} x {plan.dim}"),
-    ]
-    if plan.training_flops is not None:
-        why = f"{network}, {share} images of {plan.size} pixels, two views"
-        lines.append(("training", scaled(plan.training_flops, "FLOP"), why))
-        lines.append(("search / both", f"{plan.search_share:.1%}", ""))
-    return lines
+# ---- a recipe on these images and this machine ----
 
-
-def show_plan(plan: Plan, console: Console) -> None:
-    """The plan as a table, and its advice."""
-    show(sizes(plan), console)
-    console.print()
-    for sentence in plan.advice():
-        console.print(f"- {sentence}", soft_wrap=True)
+# On 5,000 photographs of CIFAR-10, 200 times each, a small ResNet got well past raw pixels (docs/results.md); on
+# 3,068 of clothes it did not (docs/use.md).
+_ENOUGH_IMAGES, _ENOUGH_VIEWS = 5_000, 1_000_000
 
 
 def forecast(config: Config, console: Console) -> None:
@@ -317,8 +206,8 @@ def forecast(config: Config, console: Console) -> None:
         speed = time_steps(config, images, ranks, at_once=at_once).images_per_second
     console.print()
     show(lines(config, images, str(ranks.device), free, speed, at_once), console)
-    if told := warning(config, len(images)):
-        console.print(told, soft_wrap=True)
+    if sentence := warning(config, len(images)):
+        console.print(sentence, soft_wrap=True)
 
 
 def warning(config: Config, images: int) -> str | None:
@@ -338,63 +227,49 @@ def lines(
 ) -> list[Line]:
     """The table of a run that takes `at_once` images through the network at a time, at a measured speed."""
     footprint = Footprint.count(config, device=torch.device(device))
-    epoch = len(images) / speed
-    readers = worker_count(config.data.workers)
-    read_by = f"read by {readers} process{'' if readers == 1 else 'es'}"
-    told: list[Line] = [
-        ("images", f"{len(images):,}", f"about {median_size(images)} pixels; {read_by}"),
+    at_once_bytes = OVERHEAD * footprint.training_bytes(at_once)
+    epoch, readers, size = len(images) / speed, worker_count(config.data.workers), config.views.size
+    with torch.device("meta"):
+        backbone = build_backbone(config.model, size, student=False)
+    table = [
+        ("images", f"{len(images):,}", f"about {median_size(images)} pixels; processes that read: {readers}"),
         ("machine", device, f"{os.cpu_count()} cores, {_bytes(free)} of memory free"),
         (
             "model",
-            f"{config.model.name} at {config.views.size} pixels",
+            f"{config.model.name} at {size} pixels",
             f"{config.method}, from {config.model.init or 'scratch'}",
         ),
-        (
-            "batch",
-            str(config.batch_size),
-            f"{at_once} at once, which takes about {_bytes(OVERHEAD * footprint.training_bytes(at_once))}",
-        ),
+        ("batch", str(config.batch_size), f"{at_once} at once, which takes about {_bytes(at_once_bytes)}"),
         ("speed", f"{speed:,.3g} images/s", f"measured; {duration(epoch)} an epoch"),
         ("epochs", str(config.epochs), f"{duration(config.epochs * epoch)} in all"),
     ]
-    with torch.device("meta"):
-        backbone = build_backbone(config.model, config.views.size, student=False)
-    width, snapshots = backbone.dim, snapshot_count(config)
-    keep, weights = config.save.keep, footprint.checkpoint_bytes
-    one, history = bytes_on_disk(weights, width)
+    keep, encoders = config.save.keep, snapshot_count(config)
+    one, history = bytes_on_disk(footprint.checkpoint_bytes, backbone.dim)
     options = memory_options(config)
     if options is not None:
-        on_cpu = torch.device(device).type == "cpu"
+        on_cpu, window, k = torch.device(device).type == "cpu", options["window"], options["k"]
         cache = config.neighbors.cache
         dtype = cache if cache != "auto" else "float32" if on_cpu else "float16"
-        plan = Plan(len(images), width, 1, options["window"], options["k"], config.batch_size, dtype)
-        held = plan.cache_bytes + plan.history_bytes + (plan.int8_bytes if on_cpu else 0)
-        what, words = f"w = {options['window']}, K = {options['k']}", _bytes(held)
+        plan = Plan(len(images), backbone.dim, 1, window, k, config.batch_size, dtype)
+        words = _bytes(plan.cache_bytes + plan.history_bytes + (plan.int8_bytes if on_cpu else 0))
         if PAIRS[config.pairs].draws_from_memory:
-            first = options["window"] + 1
+            first = window + 1
             if config.pairs == "adasim" and config.neighbors.timing == "previous":
-                first = max(
-                    first, 3
-                )  # no image is in its own list of epoch 1, and so the gate is shut after it
-            epochs = config.epochs
-            words += (
-                f"; partners are drawn from epoch {first} on"
-                if first <= epochs
-                else "; too few epochs for partners"
-            )
-        told.append(("neighbours", what, words))
-        memory = plan.checkpoint_bytes
-        one, history = bytes_on_disk(weights, width, memory, plan.current_bytes, options["window"], keep)
-    disk = keep * one + history + snapshots * encoder_bytes(backbone)
-    what = f"{keep} checkpoints" + (f", {snapshots} encoders" if snapshots else "")
-    told.append(("disk", f"about {_bytes(disk)}", what))
-    return told
+                first = max(first, 3)  # no image is in its own list of epoch 1, so the gate is shut after it
+            drawn = f"partners are drawn from epoch {first} on"
+            words += f"; {drawn if first <= config.epochs else 'too few epochs for partners'}"
+        table.append(("neighbours", f"w = {window}, K = {k}", words))
+        memory, lists = plan.checkpoint_bytes, plan.epoch_bytes
+        one, history = bytes_on_disk(footprint.checkpoint_bytes, backbone.dim, memory, lists, window, keep)
+    disk = keep * one + history + encoders * encoder_bytes(backbone)
+    kept = f"{keep} checkpoints" + (f", {encoders} encoders" if encoders else "")
+    return [*table, ("disk", f"about {_bytes(disk)}", kept)]
 
 
 def median_size(images: ImageSet) -> str:
-    """Of the median image of a few, by number of pixels."""
+    """Of the median image of some 24, by number of pixels."""
     shapes = []
-    for i in range(0, len(images), max(1, len(images) // _LOOKED_AT)):
+    for i in range(0, len(images), max(1, len(images) // 24)):
         try:
             shapes.append(tuple(images.load(i).shape[-2:]))
         except Unreadable:
@@ -409,5 +284,216 @@ def _bytes(count: float) -> str:
     return scaled(count, "B")
 
 
-def _count(count: float) -> str:
-    return f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,.0f}"
+# ---- photos: a run that ends in time ----
+
+_FEWEST = 16  # images; fewer have no neighbours worth the name
+_SPARE = 0.9  # of the time: the rest is for starting, saving and a busy machine
+_MOST_EPOCHS = 400
+_MOST_HOURS = 10_000
+WEIGHTS = {"cpu": "tf_efficientnet_lite0.in1k", "gpu": "vit_small_patch16_224.dino"}
+"""What a run goes on from where nobody says: small ones for a CPU, DINO's own for a GPU."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model with its method and image size, and how many epochs of it are worth having."""
+
+    name: str
+    epochs: int
+    config: Config
+    least: int = 4
+    """Below so many epochs it is refused: no window of lists would be full in time."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration for these images on this machine, and why it is the one."""
+
+    config: Config
+    seconds: float
+    """What the run will take at the speed that was measured."""
+    lines: list[Line]
+    """The table of the plan."""
+    images: int
+    """How many there are."""
+
+
+def propose(
+    source: str,
+    hours: float = 1.0,
+    *,
+    device: str = "auto",
+    init: str | None = None,
+    exclude: str = "",
+    change: Callable[[Config], Config] = lambda config: config,
+    say: Callable[[str], None] = print,
+) -> Proposal:
+    """A run on these images that ends in so many hours: from trained weights, or from scratch the largest of
+    `from_scratch` that gets through enough epochs. Those are tried from the smallest up.
+
+    Args:
+        source: the images, as after `--data`.
+        hours: how long the run may take.
+        device: as in a configuration.
+        init: weights to go on from, as after `--model.init`; "" for none, None for those that timm can get.
+        exclude: a file of verdicts, whose rejected images are left out.
+        change: puts the options that somebody typed into each setting that is tried.
+        say: is told what is being tried.
+
+    Raises:
+        UserError: too few images, or too many for the time.
+    """
+    if not 0 < hours < _MOST_HOURS:
+        raise UserError(f"hours={hours} must be above 0 and below {_MOST_HOURS:,}.")
+    images = leave_out(open_images(source), exclude)
+    count, seconds = len(images), 3600 * hours * _SPARE
+    say(describe(images))
+    if count < _FEWEST:
+        raise UserError(f"{count} images are too few to learn from; {_FEWEST} are the least.")
+    if init is None:
+        init = find_weights(device, say)
+    with Distributed.start(device) as ranks:
+        if ranks.world > 1:
+            raise UserError("`photos` looks and measures in one process. Use another recipe under torchrun.")
+        on, free = ranks.device, free_bytes(ranks.device)
+        chosen: tuple[Setting, Config, int, Speed, int, int] | None = None
+        for setting in [continued(init)] if init else from_scratch():
+            plain = _fitted(setting.config, source, count, str(on))
+            config = change(plain)
+            flops = Footprint.count(config, device=on).flops_per_image
+            if chosen is not None and on.type == "cpu":
+                # The arithmetic would have to be three times as fast as that of the smaller one: not even timed.
+                _, _, smaller_flops, smaller, _, _ = chosen
+                if seconds * 3 * smaller_flops / flops / smaller.busy / count < setting.epochs:
+                    say(f"{setting.name} would take too long, by its arithmetic.")
+                    break
+            try:
+                at_once = config.batch_size // choose_micro_batches(config, ranks, free)[0]
+            except UserError:
+                if chosen is None:
+                    raise
+                say(f"{setting.name} would not fit into memory.")
+                break
+            say(f"{setting.name}: timing a few steps ...")
+            speed = time_steps(config, images, ranks, at_once=at_once)
+            epochs = min(_MOST_EPOCHS, int(seconds * speed.images_per_second / count))
+            say(f"{setting.name}: {speed.images_per_second:,.3g} images/s, {epochs} epochs in {hours:g} h.")
+            if chosen is None or epochs >= setting.epochs:
+                chosen = setting, plain, flops, speed, epochs, at_once
+            if epochs < setting.epochs:
+                break
+    assert chosen is not None
+    setting, plain, _, speed, epochs, at_once = chosen
+    per_second = speed.images_per_second
+    if epochs < setting.least:
+        needed = math.ceil(100 * setting.least * count / (3600 * _SPARE * per_second)) / 100
+        as_they_are = f"; or use the weights as they are: adasim explore --backbone {init} --data {source}"
+        raise UserError(
+            f"{count:,} images at {per_second:,.3g} images/s take {duration(count / per_second)} an epoch; "
+            f"{setting.least}, the least, are too long for {hours:g} h. Give --hours {needed:g} or more, a smaller "
+            f"--views.size, or fewer images{as_they_are if init else ''}."
+        )
+    config = change(for_epochs(plain, epochs))
+    table = lines(config, images, str(on), free, per_second, at_once)
+    return Proposal(config, config.epochs * count / per_second, table, count)
+
+
+def find_weights(device: str, say: Callable[[str], None]) -> str:
+    """The name of weights that timm can get, from its cache or the network; empty where it cannot."""
+    name = WEIGHTS["cpu" if pick_device(device).type == "cpu" else "gpu"]
+    with torch.device("meta"):
+        size = sum(p.numel() for p in timm.create_model(name, pretrained=False).parameters())
+    described = timm.get_pretrained_cfg(name)
+    licence = (described and described.license) or "not known"
+    say(
+        f"Weights to go on from: {name}, trained on ImageNet; {size / 1e6:.1f} million of them, "
+        f"{scaled(4 * size, 'B')}, licence {licence}. Others: --model.init; none: --from-scratch."
+    )
+    try:
+        read_weights(name)
+    except UserError as error:
+        say(f"{error} This run would start from scratch.")
+        return ""
+    return name
+
+
+def _fitted(config: Config, source: str, count: int, device: str) -> Config:
+    """The setting for so many images: a batch of at most an eighth of them."""
+    return replace(
+        config,
+        batch_size=1 << max(2, min(config.batch_size, count // 8).bit_length() - 1),
+        device=device,
+        data=replace(config.data, source=source),
+        neighbors=replace(config.neighbors, k=min(config.neighbors.k, count)),
+    )
+
+
+def continued(init: str) -> Setting:
+    """Go on from trained weights, with their architecture, size and normalisation.
+
+    By DINO, since its loss means something before its head has learnt anything: student and teacher begin with the
+    same weights. Its head has no batch norm, so that micro-batches may be small.
+    """
+    weights = read_weights(init)
+    build_from(weights, init)  # says whether they are of that model at all
+    assert weights.model is not None
+    config = _photos(
+        "dino",
+        batch_size=64,
+        views={"scale": (0.3, 1.0)},
+        model=ModelConfig(drop_path=0.0),
+        settings=DinoSettings(out_dim=4096, hidden_dim=1024, norm_last_layer=True, **_TEACHER),
+        neighbors=NeighborsConfig(tau=0.1, window=2, k=5),
+        optim=OptimConfig(name="adamw", lr=2e-3, min_lr=1e-6, warmup_epochs=1, clip_grad=3.0, **_decay(0.04)),
+    )
+    # The encoder's rate is half of one that is low already.
+    return Setting(weights.model.name, 2, from_weights(config, init, weights, encoder_lr=0.5), least=2)
+
+
+def from_scratch() -> list[Setting]:
+    """From the smallest up. They are sensible, not tuned: nobody knows what your photos need."""
+    vit = _photos(  # the paper's head, temperatures and neighbours, for fewer epochs
+        "dino",
+        batch_size=256,
+        views={"size": 224, "scale": (0.25, 1.0)},
+        model=ModelConfig(name="vit_small", patch_size=16, drop_path=0.1),
+        settings=DinoSettings(out_dim=8192, **_TEACHER),
+        neighbors=NeighborsConfig(tau=0.2, window=10, k=3),
+        optim=OptimConfig(name="adamw", lr=5e-4, min_lr=1e-6, warmup_epochs=10, clip_grad=3.0),
+    )
+    return [
+        Setting("a ResNet of four blocks at 32 pixels", 40, _resnet("resnet_tiny", 32, 0.2)),
+        Setting("a ResNet of four blocks at 64 pixels", 60, _resnet("resnet_tiny", 64, 0.2)),
+        Setting("ResNet-18 at 96 pixels", 80, _resnet("resnet18", 96, 0.1)),
+        Setting("ResNet-50 at 160 pixels", 100, _resnet("resnet50", 160, 0.05)),
+        Setting("ViT-S/16 at 224 pixels", 100, vit),
+    ]
+
+
+_TEACHER: dict[str, Any] = {"teacher_momentum": 0.99, "teacher_temp": 0.04, "teacher_temp_warmup_epochs": 0}
+
+
+def _resnet(name: str, size: int, lr: float) -> Config:
+    large = size > 64
+    return _photos(
+        "simsiam",
+        batch_size=256 if large else 128,
+        views={"size": size, "scale": (0.2, 1.0), "blur": 1.0 if large else 0.0},
+        model=ModelConfig(name=name, drop_path=0.0),
+        settings=SimSiamSettings(proj_dim=512, pred_dim=128, fix_pred_lr=True),
+        neighbors=NeighborsConfig(tau=0.2, window=10, k=5),
+        optim=OptimConfig(name="sgd", lr=lr, min_lr=0.0, warmup_epochs=5, decay_all=True, **_decay(5e-4)),
+    )
+
+
+def _decay(constant: float) -> dict[str, Any]:
+    return {"weight_decay": constant, "weight_decay_end": constant}
+
+
+def _photos(method: str, *, views: dict[str, Any], **settings: Any) -> Config:
+    """What all proposals have in common."""
+    views = METHODS[method].VIEWS | views
+    save = SaveConfig(log_every=10)
+    return Config(
+        recipe="photos", method=method, precision="bf16", views=ViewsConfig(**views), save=save, **settings
+    )

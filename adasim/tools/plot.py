@@ -20,7 +20,7 @@ from adasim.util.files import atomic_write, write_errors
 from adasim.util.terminal import shortened, without_font_warnings
 
 if TYPE_CHECKING:  # imports torch, and `adasim plot --help` lists the panels without it
-    from adasim.api import Run
+    from adasim.run import Run
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "<", ">", "d")  # one more than colours, so that their pairs repeat late
@@ -113,7 +113,7 @@ def plot(
     >>> adasim.plot("runs/demo")                                          # doctest: +SKIP
     >>> adasim.plot(["runs/a", "runs/b"], "knn.svg", curves=["knn"])      # doctest: +SKIP
     """
-    from adasim.api import Run, load_run
+    from adasim.run import Run, load_run
 
     several = [runs] if isinstance(runs, str | Path | Run) else runs
     if not several:
@@ -304,13 +304,14 @@ def group(runs: Sequence[RunCurves]) -> tuple[list[Group], list[str]]:
     groups: list[tuple[str, list[int]]] = []
     for label, (_, places) in zip(words, grouped, strict=True):
         seeds = {runs[i].run.config.seed for i in places}
-        together = len(seeds) == len(places)
-        groups += [(label, places)] if together else [(_joined(label, names[i]), [i]) for i in places]
-    taken = [label for label, _ in groups]  # one label twice: they differ by what has no place in both
-    unique = [
-        label if taken.count(label) == 1 else _joined(label, names[places[0]]) for label, places in groups
-    ]
-    return [Group(label, [runs[i] for i in groups[n][1]]) for n, label in enumerate(unique)], unsaid
+        groups += [(label, places)] if len(seeds) == len(places) else [(label, [i]) for i in places]
+    taken = [label for label, _ in groups]
+    return [
+        Group(
+            label if taken.count(label) == 1 else _joined(label, names[places[0]]), [runs[i] for i in places]
+        )
+        for label, places in groups
+    ], unsaid
 
 
 def labels(settings: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
@@ -340,9 +341,7 @@ def in_words(name: str, value: Any) -> str:
     if name == "data.source":
         value = PurePath(str(value)).name or value  # by name, not by path
     if isinstance(value, list):
-        value = (" to " if len(value) == 2 else ", ").join(map(str, value))
-    if isinstance(value, bool):
-        value = "on" if value else "off"
+        value = ", ".join(map(str, value))
     if name in ("method", "pairs"):
         value = _NAMES.get(str(value), value)
     pattern = _WORDS.get(name, f"{name.split('.')[-1].replace('_', ' ')} {{}}")

@@ -391,4 +391,4 @@ def test_any_encoder_and_any_features_have_galleries(
     count = sum(len(open_images("synthetic:24", size=16, split=split)) for split in ("train", "test"))
     np.save("mine.npy", np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32))
     asked = "gallery --features mine.npy --data synthetic:24 --pick intriguing"
-    assert "features of one view each always match themselves best" in refusal(asked, capsys)
+    assert "An image always matches its own view best" in refusal(asked, capsys)

@@ -17,14 +17,11 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 import adasim
-from adasim.cli.main import main
-from adasim.eval import evaluation, features
+from adasim.eval import feature_files, features
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
-from adasim.tools.embed import Embedding
-from adasim.tools.similar import contact_sheet
+from adasim.tools.embed import Embedding, contact_sheet
 from adasim.util.csv import read_csv
-from adasim.util.errors import UserError
 
 
 @pytest.fixture
@@ -83,17 +80,6 @@ def test_features_that_are_not_finite_are_refused_by_every_command_with_the_caus
     assert not (tmp_path / "f.npz").exists()
 
 
-@pytest.mark.parametrize("among", ["nowhere", "nowhere.npz", "a/00.png"])
-def test_images_that_are_not_after_data_are_not_refused_as_if_they_were(
-    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], among: str
-) -> None:
-    with pytest.raises(UserError, match=among) as error:
-        adasim.similar(run, photos / "a" / "00.png", photos / among)
-    assert "--data" not in str(error.value)
-    for line in (f"similar {run} {photos}/a/00.png --in", f"eval knn {run} --data {photos} --test"):
-        assert "--data" not in refusal(f"{line} {photos / among}", capsys)
-
-
 @pytest.mark.parametrize("ending", ["npz", "parquet", "npy"])
 def test_every_kind_of_file_holds_each_images_own_feature_its_name_and_label(
     ending: str, run: Path, photos: Path, tmp_path: Path
@@ -128,7 +114,7 @@ def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
     monkeypatch.setattr(SOURCES, "_things", dict(SOURCES._things))  # forgotten at the end
     plugin = tmp_path / "own.py"
     plugin.write_text(
-        "from adasim.data.folder import open_folder\n"
+        "from adasim.data.image_folder import open_folder\n"
         "from adasim.registry import SOURCES\n"
         "@SOURCES.register('mine')\n"
         "def mine(name, *, size, split, seed):\n"
@@ -145,13 +131,13 @@ def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images were encoded at a time; a pass goes over them in fives."""
-    real, encode, seen = evaluation.cached_features, features.encode, []
+    real, encode, seen = features.FeatureCache.features, features.encode, []
 
     def counted(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
         seen.append(len(views))
         return encode(backbone, views, kind)
 
-    monkeypatch.setattr(evaluation, "cached_features", lambda *a, **o: real(*a, **o | {"batch_size": 5}))
+    monkeypatch.setattr(features.FeatureCache, "features", lambda *a, **o: real(*a, **o | {"batch_size": 5}))
     monkeypatch.setattr(features, "encode", counted)
     return seen
 
@@ -172,7 +158,7 @@ def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
         return encode(*arguments)
 
     def killed() -> None:
-        features.SAVE_S = 0.0  # after every batch
+        feature_files.KEEP_S = 0.0  # after every batch
         setattr(features, "encode", dies_in_the_third_batch)  # noqa: B010 - mypy allows no assignment
         adasim.embed(run, photos, workers=0)
 
@@ -207,31 +193,26 @@ def test_an_interrupted_pass_keeps_what_it_has_and_parts_made_otherwise_are_not_
     assert agrees(adasim.embed(run, photos, workers=0), expected)
 
 
-def test_images_that_cannot_be_read_are_left_out_and_named(
-    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    for name in ("a/00.png", "b/07.png"):
-        (photos / name).write_bytes(b"no image")
-    command(f"embed {run} --data {photos} --out {tmp_path / 'f.npz'} --workers 0")
-    said = capsys.readouterr().out
-    assert "2 images cannot be read and are left out" in said
-    assert "features of 10 images" in said
-    assert len(np.load(tmp_path / "f.npz")["files"]) == 10
-
-
-def test_what_was_rejected_by_verdict_is_left_out(
+def test_images_that_cannot_be_read_or_were_rejected_are_left_out_and_named(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("a/02.png", "b/07.png"):
+        (photos / name).write_bytes(b"no image")
     verdicts = tmp_path / "verdicts.csv"
     verdicts.write_text("file,verdict\na/00.png,reject\nb/01.png,keep\n")
     asked = f"--workers 0 --exclude {verdicts}"
     command(f"embed {run} {asked} --data {photos} --out {tmp_path / 'f.npz'}")
-    assert "1 rejected by verdict" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for words in (
+        "1 rejected by verdict",
+        "2 images cannot be read and are left out",
+        "features of 9 images",
+    ):
+        assert words in said
     files = np.load(tmp_path / "f.npz")["files"].tolist()
-    assert len(files) == 11
+    assert len(files) == 9
     assert "a/00.png" not in files
-    found = adasim.embed(run, photos, workers=0, exclude=str(verdicts))
-    assert found.files == files
+    assert adasim.embed(run, photos, workers=0, exclude=str(verdicts)).files == files
     command(f"similar {run} {photos}/b/01.png {asked} --in {photos} -k 12 --no-picture")
     assert "a/00.png" not in capsys.readouterr().out
 
@@ -317,22 +298,13 @@ def test_similar_prints_a_table_draws_a_picture_and_uses_what_embed_kept(
     assert f"{photos} is a folder" in refusal(f"similar {run} {photos} --in {photos}", capsys)
 
 
-def test_a_sheet_of_one_answer_and_of_a_vanished_file_is_drawn(
-    run: Path, photos: Path, tmp_path: Path
-) -> None:
-    found = adasim.similar(run, photos / "b" / "03.png", photos, k=1, workers=0)
-    (photos / found.files[0]).unlink()
-    contact_sheet(
-        tmp_path / "sheet.png", found, "a name that is too long for its room, and no $\\frac$ to be set.png"
-    )
-    with Image.open(tmp_path / "sheet.png") as picture:
-        assert picture.width > picture.height
-
-
-def test_names_in_letters_that_no_font_has_are_drawn_without_a_warning(
+def test_a_sheet_of_one_answer_that_vanished_is_drawn_whatever_the_names(
     run: Path, photos: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    strange = (photos / "b" / "03.png").rename(photos / "b" / "\U0001f408\u732b\u0915.png")
-    main(["similar", str(run), str(strange), "--in", str(photos), "--out", str(tmp_path / "sheet.png")])
-    assert (tmp_path / "sheet.png").exists()
+    name = "\U0001f408\u732b\u0915 too long for its room, and no $\\frac$ to be set.png"  # letters that no font has
+    found = adasim.similar(run, (photos / "b" / "03.png").rename(photos / "b" / name), photos, k=1, workers=0)
+    (photos / found.files[0]).unlink()
+    contact_sheet(tmp_path / "sheet.png", found, name)
+    with Image.open(tmp_path / "sheet.png") as picture:
+        assert picture.width > picture.height
     assert [str(one.message) for one in recwarn if "font" in str(one.message)] == []
