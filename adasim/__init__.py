@@ -45,7 +45,7 @@ _HOMES = {
     "evaluate": "adasim.api",
     "export": "adasim.tools.export",
     "load_backbone": "adasim.models",
-    "load_run": "adasim.run",
+    "load_run": "adasim.api",
     "plot": "adasim.tools.plot",
     "pretrain": "adasim.api",
     "similar": "adasim.tools.embed",

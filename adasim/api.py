@@ -1,22 +1,29 @@
-"""What people call from Python: the verbs of the command line as functions."""
+"""What people call from Python: `adasim.pretrain`, `adasim.evaluate`, `adasim.load_run`."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from adasim.config import Config
-from adasim.data import ImageSet, ImagesLike, worker_count
+from adasim.data import ImageSet, ImagesLike, leave_out, open_images, worker_count
 from adasim.dist.processes import Distributed
 from adasim.eval.evaluation import Report, make_evaluation, open_extractor
 from adasim.eval.knn import online_knn
-from adasim.models import Backbone, EvalTransform
+from adasim.eval.results import RESULTS_FILE, Result, read_results
+from adasim.models import Backbone, EvalTransform, load_backbone
+from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
-from adasim.runs.folder import RunFolder
+from adasim.runs.checkpoint import Checkpoint, read_newest
+from adasim.runs.folder import RunFolder, check_source
+from adasim.runs.metrics import read_metrics
 from adasim.train.loop import OnStep
 from adasim.train.pretrain import pretrain as run_pretraining
+from adasim.train.state import load_memory, memory_options
 from adasim.util.errors import UserError
 
 
@@ -35,8 +42,8 @@ def pretrain(
         config: a recipe's name or a whole configuration.
         out: the run folder to make.
         data: the images, if `config` does not say where they are: a source string (see `DataConfig.source`), an
-            `ImageSet`, a tensor of images, or a map-style torch `Dataset` of them (see `adasim.data.as_images`). To
-            resume a run that images were handed over to, hand them over again.
+            `ImageSet`, a tensor of images, or a map-style torch `Dataset` of them (see `adasim.data.as_images`). A
+            run that was given images in Python needs them again to resume.
         on_step: called as `on_step(state, batch, loss)` after each training step, on every rank: `state.step` counts
             them, `batch` has `ids`, `partners` and `views`. It may look at everything and should change nothing.
         resume: continue the run in `out`, to the very bits that an uninterrupted run would have reached (on a GPU
@@ -67,14 +74,8 @@ def pretrain(
 
 def knn_during_training(encoder: Backbone, images: ImageSet, config: Config) -> float:
     """k-NN accuracy in percent, logged every `config.eval.every` epochs."""
-    return online_knn(
-        encoder,
-        images,
-        EvalTransform.for_run(config),
-        device=encoder.device,
-        workers=worker_count(config.data.workers),
-        seed=config.seed,
-    )
+    transform, workers = EvalTransform.for_run(config), worker_count(config.data.workers)
+    return online_knn(encoder, images, transform, device=encoder.device, workers=workers, seed=config.seed)
 
 
 def evaluate(
@@ -112,3 +113,107 @@ def evaluate(
         except UserError as error:  # hours of work are in the report
             warnings.warn(str(error), stacklevel=2)
     return replace(report, said=tuple(said))
+
+
+def load_run(path: str | Path, say: Callable[[str], None] | None = None) -> Run:
+    """Open a run folder to look at it. Needs no GPU, takes no lock, changes nothing.
+
+    Args:
+        path: the run folder.
+        say: takes a sentence about each thing in it that is damaged; by default they are Python's warnings.
+
+    >>> run = load_run("runs/demo")                                      # doctest: +SKIP
+    >>> neighbours, p = run.memory.distribution([3], run.config.neighbors.tau)   # doctest: +SKIP
+    """
+    return Run(path, say or (lambda sentence: warnings.warn(sentence, stacklevel=3)))
+
+
+class Run:
+    """A run, finished or not, on the CPU. Everything is read when first asked for, and nothing is written.
+
+    Attributes:
+        path: the run folder.
+        config: its configuration.
+        data_fingerprint: `ImageSet.fingerprint` of the images that the run began with, if it is on record.
+    """
+
+    def __init__(self, path: str | Path, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._folder = RunFolder.open(Path(path), lock=False)
+        self.path: Path = self._folder.path
+        self.config: Config = self._folder.config
+        self.data_fingerprint: str | None = self._folder.facts.get("fingerprint")
+
+    def __repr__(self) -> str:
+        config = self.config
+        return (
+            f"Run({str(self.path)!r}: {config.method}, {config.model.name}, pairs={config.pairs}, "
+            f"{config.epochs} epochs of {config.data.source}, seed {config.seed})"
+        )
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """What was logged, oldest first: `step`, and at some steps `loss`, `bootstrap_ratio`, ..."""
+        return read_metrics(self.path, self._say)
+
+    def curve(self, name: str) -> dict[int, Any]:
+        """{step: value} of one metric, at the steps that have it: `plt.plot(*zip(*run.curve("loss").items()))`."""
+        return {line["step"]: line[name] for line in self.metrics if name in line}
+
+    @property
+    def results(self) -> list[Result]:
+        """What `adasim eval` has measured so far, oldest first."""
+        return read_results(self.path, self._say) if (self.path / RESULTS_FILE).is_file() else []
+
+    @cached_property
+    def encoder(self) -> Backbone:
+        """The encoder as of the newest save, in evaluation mode."""
+        return load_backbone(self.path)
+
+    @cached_property
+    def memory(self) -> NeighborMemory | None:
+        """The neighbour memory of the newest checkpoint, whole even if several processes saved it.
+
+        `run.memory.distribution([3], tau=0.2)` gives image 3's neighbours and their probabilities. None, with a
+        warning that says why, if the run keeps no neighbours or has not saved any yet.
+        """
+        return self.read_memory(self._say)
+
+    def read_memory(self, say: Callable[[str], None]) -> NeighborMemory | None:
+        """`memory`, with what there is to say of it (why there is none, which lists are lost) given to `say`."""
+
+        def read(checkpoint: Checkpoint | None) -> NeighborMemory | None:
+            if checkpoint is None:
+                say(f"{self.path} has no checkpoint yet, and so no neighbour memory.")
+                return None
+            parts, options = checkpoint.info.get("memory"), memory_options(self.config)
+            if not parts or options is None:
+                say(
+                    f"{self.path} has no neighbour memory: its pairs are {self.config.pairs}. A run with --pairs "
+                    f"adasim or nearest, or with --neighbors.watch, keeps one."
+                )
+                return None
+            first, group = parts[-1]
+            rows, dim = checkpoint.tensors(group)["cache"].shape
+            memory = NeighborMemory(first + rows, dim, **options)
+            load_memory(memory, checkpoint)
+            return memory
+
+        return read_newest(self.path, read, say)
+
+    @property
+    def keeps_neighbours(self) -> bool:
+        """Whether it has a neighbour memory."""
+        return memory_options(self.config) is not None
+
+    def images(self, split: str = "train", source: str | None = None) -> ImageSet:
+        """The run's images, opened as it opens them; "test" for the test images of the same source.
+
+        Args:
+            source: where they are now, if they moved.
+        """
+        if source is None:
+            check_source(self.path, self.config.data.source)
+        source, size = source or self.config.data.source, self.config.views.size
+        images = open_images(source, size=size, split=split)
+        return leave_out(images, self.config.data.exclude)

@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from _report import report
 
-from adasim.api import pretrain
+from adasim.api import load_run, pretrain
 from adasim.config import Config
 from adasim.eval import knn_accuracy
 from adasim.eval.features import extract
 from adasim.models.transform import EvalTransform
 from adasim.recipes import get_recipe
-from adasim.run import load_run
 
 
 def main() -> None:

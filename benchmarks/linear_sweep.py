@@ -18,7 +18,7 @@ from _report import report, seconds
 from timm import create_model
 from torch import Tensor
 
-from adasim.eval import linear_probe, linear_probe_stream
+from adasim.eval import linear_probe
 from adasim.options import SWEEP
 
 
@@ -57,7 +57,7 @@ def main() -> None:
             yield backbone(images[ids].flip(-1)), labels[ids]
 
     held_out = torch.randn(1000, width), torch.arange(1000)
-    stream = partial(linear_probe_stream, batches, *held_out, num_classes=1000, epochs=1, batch_size=64)
+    stream = partial(linear_probe, batches, None, *held_out, num_classes=1000, epochs=1, batch_size=64)
     one, ten = (seconds(partial(stream, rates=rates), args.repeats) for rates in (SWEEP[:1], SWEEP[:10]))
     rows.append(row("ViT-Ti stream", width, 1000, one, ten))
     report("linear_sweep", vars(args), rows)

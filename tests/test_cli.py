@@ -13,9 +13,9 @@ import pytest
 from helpers import command, fill, in_one_line, refusal, small_disk, snapshot
 from PIL import Image
 
+from adasim.api import load_run
 from adasim.cli.main import expand_home, main
 from adasim.recipes import RECIPES
-from adasim.run import load_run
 
 SMALL = (
     "--batch-size 16 --neighbors.k 2 --views.size 16 --simsiam.proj-dim 16 --simsiam.pred-dim 8 "

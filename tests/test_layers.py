@@ -22,7 +22,7 @@ FLOORS: list[set[str]] = [
     {"recipes"},
     {"runs"},
     {"train", "eval"},
-    {"api", "run"},
+    {"api"},
     {"tools"},
     {"explore"},
     {"cli"},

@@ -22,6 +22,7 @@ COMMANDS = {
     "similar": ["RUN", "0", "--in", "synthetic:8"],
     "export": ["RUN", "--to", "timm"],
     "explore": ["RUN"],
+    "apply": ["verdicts.csv", "--data", "photos", "--out", "new"],
     "gallery": ["RUN"],
     "plot": ["RUN"],
     "plan": ["demo"],

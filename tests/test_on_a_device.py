@@ -16,7 +16,7 @@ from adasim.data import open_images
 from adasim.data.augment import BatchedViews
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.features import extract
-from adasim.eval.probe import linear_probe
+from adasim.eval.linear import linear_probe
 from adasim.methods import DinoSettings, EncodedView, SimSiamSettings, Step, build_method
 from adasim.models import EvalTransform, build_backbone
 from adasim.recipes import get_recipe

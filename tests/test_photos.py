@@ -13,6 +13,7 @@ import torch
 from helpers import command, hub_cache, in_one_line, of_known_speed, refusal
 from PIL import Image
 
+from adasim.api import load_run
 from adasim.cli.photos import agreed
 from adasim.cli.pretrain import shortened
 from adasim.config import Config
@@ -20,7 +21,6 @@ from adasim.data import ImageSet
 from adasim.dist.processes import Distributed
 from adasim.models import EvalTransform
 from adasim.recipes import for_epochs, get_recipe
-from adasim.run import load_run
 from adasim.runs.folder import RunFolder
 from adasim.tools import plan
 from adasim.train.budget import Speed, time_steps

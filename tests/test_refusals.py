@@ -121,7 +121,7 @@ REFUSED = {
 """What is typed after `adasim`, and what is said."""
 HELP = [
     *("pretrain", "pretrain demo -h", "pretrain demo --help", "eval", "eval linear --help"),
-    *("explore --help", "embed --help", "similar --help", "export --help"),
+    *("explore --help", "apply --help", "embed --help", "similar --help", "export --help"),
 ]
 
 RUN_ALL = """

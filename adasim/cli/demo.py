@@ -56,7 +56,7 @@ def tell_if_busy(used: float, cores: int) -> None:
 def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     """Pretrain a small ResNet on generated images with AdaSim pairs, then compare its k-NN accuracy with that of raw
     pixels and of the untrained encoder. `adasim demo --help` explains the arguments."""
-    from adasim.api import pretrain
+    from adasim.api import load_run, pretrain
     from adasim.data import open_images
     from adasim.explore.collection import collect
     from adasim.explore.gallery import pick, render, rows_of, supports_of_memory
@@ -64,7 +64,6 @@ def run_demo(out: Path | None = None, seed: int = 0, epochs: int = 60) -> None:
     from adasim.explore.page import explore, write_page
     from adasim.options import ExploreOptions
     from adasim.recipes import for_epochs, get_recipe
-    from adasim.run import load_run
     from adasim.tools.before_after import show as show_gain
     from adasim.tools.plot import plot
     from adasim.util.files import atomic_write

@@ -86,6 +86,7 @@ def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
                 f"{evaluation.model} has no snapshots. Pretrain with --save.encoder-every N to keep the encoder of "
                 f"every N epochs."
             )
+        evaluation.no_cache = True  # features of every snapshot would fill the disk
     curve = Table("epoch", Column(NAMES.get(name, name), justify="right"), box=None, padding=(0, 2))
     with Distributed.start(evaluation.device) as ranks:
         shown = console if ranks.is_main else terminal.console(quiet=True)
@@ -125,7 +126,7 @@ def show_table(arguments: TableArguments, console: Console) -> None:
     for run in arguments.runs:
         check_file(run, "its spelling")
 
-    from adasim.eval.table import LEGEND, compare, print_comparison, to_latex, to_markdown
+    from adasim.eval.results import LEGEND, compare, print_comparison, to_latex, to_markdown
 
     aside = terminal.console(stderr=True)  # the table may be on its way into a file
     comparison = compare(list(arguments.runs), lambda sentence: aside.print(sentence, soft_wrap=True))

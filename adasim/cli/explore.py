@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from adasim.explore.open import Opened
     from adasim.explore.page import Exploration
 
+_EXPORTS = {"atlas": ".jsonl", "fiftyone": ".csv", "cleanlab": ".npz"}
+"""For which tools files are written, and how their names end."""
 TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
 
@@ -40,6 +42,10 @@ class What(Neighbours):
     """Write the lists as CSV into this folder, and no page (unless --out names one)."""
     export_atlas: Path | None = None
     """Also write a .jsonl file with precomputed neighbours for Embedding Atlas."""
+    export_fiftyone: Path | None = None
+    """Also write a .csv file of all images and findings for FiftyOne."""
+    export_cleanlab: Path | None = None
+    """Also write an .npz file of labels and features for cleanlab."""
     overwrite: bool = False
     """Replace a page or lists of an earlier exploration."""
 
@@ -63,10 +69,12 @@ def main(arguments: Sequence[str]) -> None:
         check_page(page, asked.overwrite)
     if asked.csv is not None:
         check_lists(asked.csv, TABLES, asked.overwrite)
-    if asked.export_atlas is not None:
-        if asked.export_atlas.suffix != ".jsonl":
-            raise UserError(f"--export-atlas {asked.export_atlas} must end in .jsonl.")
-        check_output(asked.export_atlas, asked.overwrite, "--export-atlas")
+    for tool, ending in _EXPORTS.items():
+        path, option = getattr(asked, f"export_{tool}"), f"--export-{tool}"
+        if path is not None and path.suffix != ending:
+            raise UserError(f"{option} {path} must end in {ending}.")
+        if path is not None:
+            check_output(path, asked.overwrite, option)
 
     from adasim.explore.page import explore
 
@@ -78,27 +86,39 @@ def main(arguments: Sequence[str]) -> None:
     leaks = f", {straddling:,} in both train and test" if straddling else ""
     say(f"{groups:,} {'group' if groups == 1 else 'groups'} of duplicates{leaks}.")
     if "wrong-labels" in count:
-        say(f"{count['wrong-labels']:,} images whose neighbours carry another label.")
-    say(f"{count['surprising']:,} surprising and {count['lonely']:,} lonely images.")
+        say(f"Suspected wrong labels: {count['wrong-labels']:,}.")
+    say(f"Surprising images: {count['surprising']:,}. Lonely ones: {count['lonely']:,}.")
     with write_errors(page or asked.csv, "or choose another place"):
         written = write(asked, page, explored, opened.features)
     if asked.export_atlas is not None:
         say(f"For Embedding Atlas: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")
+    if asked.export_fiftyone is not None:
+        say(
+            "For FiftyOne: fo.Dataset.from_dir(dataset_type=fo.types.CSVDataset, labels_path=...) (docs/explore.md)"
+        )
+    if asked.export_cleanlab is not None:
+        say("For cleanlab: Datalab(...).find_issues(features=...) (docs/explore.md)")
     for path in written:
         console().print(Text.assemble("  ", str(path)), soft_wrap=True)
 
 
 def write(asked: ExploreArguments, page: Path | None, explored: Exploration, features: Tensor) -> list[Path]:
     """Everything that was asked for; returns what there is now."""
-    from adasim.explore.lists import write_atlas, write_csv
+    from adasim.explore.exports import write_atlas, write_cleanlab, write_fiftyone
+    from adasim.explore.lists import write_csv
     from adasim.explore.page import write_page
 
     written: list[Path] = []
     if asked.csv is not None:
         written += write_csv(asked.csv, explored.tables, TABLES)
     if asked.export_atlas is not None:
-        write_atlas(asked.export_atlas, explored.collection, explored.support, features)
-        written.append(asked.export_atlas)
+        write_atlas(asked.export_atlas, explored)
+    if asked.export_fiftyone is not None:
+        write_fiftyone(asked.export_fiftyone, explored)
+    if asked.export_cleanlab is not None:
+        write_cleanlab(asked.export_cleanlab, explored, features)
+    exported = (getattr(asked, f"export_{tool}") for tool in _EXPORTS)
+    written += [path for path in exported if path is not None]
     return written + (write_page(page, explored) if page is not None else [])
 
 

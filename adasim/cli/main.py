@@ -26,6 +26,7 @@ adasim: self-distillation on positive pairs from a learned neighbour distributio
     adasim similar    the images most similar to one: a table and a picture
     adasim export     for other libraries: timm, Hugging Face, ONNX, pt2
     adasim explore    a page to go through neighbours, duplicates, wrong labels and outliers
+    adasim apply      a folder written anew by the verdicts that you gave on that page
     adasim gallery    images with their ranked support and p_win: a picture and tables
     adasim plot       curves of one run, or of several in one figure
     adasim plan       memory, time and disk of a run, before you start it

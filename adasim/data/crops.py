@@ -23,11 +23,12 @@ from PIL import Image
 from torch import Tensor
 
 from adasim.config import ViewsConfig
-from adasim.data.images import ImageSet, Unreadable
+from adasim.data.images import ImageSet
 from adasim.data.pool import Failed
 from adasim.dist.devices import to_device, without_autocast
 from adasim.util import seeding
 from adasim.util.errors import UserError
+from adasim.util.rgb import Unreadable
 
 _TRIES = 10  # torchvision's RandomResizedCrop gives up after as many
 _COLUMNS = {"shape": 2 * _TRIES, "place": 2, "flip": 1, "apply": 4, "jitter": 4, "order": 4, "sigma": 1}

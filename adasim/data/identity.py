@@ -5,8 +5,7 @@ files (all, in a smaller data set) a hash of at most 64 KB each, so that the cos
 check was asked for, a hash of every byte of every file. Times alone decide nothing: a copy on another disk may
 have other ones. Where they differ, the contents must agree.
 
-What is in a folder may be a million lines. It is kept apart, in a file of its own (`listing_file`), which a resume
-also starts from (`adasim.data.listing.refresh`).
+What is in a folder may be a million lines. It is kept apart, in a file of its own (`listing_file`).
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from adasim.data.image_folder import FolderImages
+from adasim.data.folder import FolderImages, Listing
 from adasim.data.images import ImageSet, Subset, sample_ids
-from adasim.data.listing import Listing
 from adasim.util.errors import UserError
 from adasim.util.terminal import few, printable
 
@@ -67,14 +65,6 @@ def read_listing(file: str | os.PathLike[str], saved: dict[str, Any]) -> Listing
         return None
 
 
-def _folder_listing(images: ImageSet) -> Listing | None:
-    """The files of a folder, or of what is left of one; None of other images."""
-    if isinstance(images, Subset) and images.keeps_order():
-        listing = _folder_listing(images.images)
-        return None if listing is None else listing.select(images.ids)
-    return images.files if isinstance(images, FolderImages) else None
-
-
 def check_same_data(
     saved: dict[str, Any],
     images: ImageSet,
@@ -91,37 +81,27 @@ def check_same_data(
         advice: what to do about other data, for the refusal.
         listing: of a folder, the files that were in it, by `read_listing`.
     """
-    try:
-        return _compare(saved, images, complete, advice, listing)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        raise UserError(
-            "The run's data.json is damaged: restore it from a copy, or start a new run."
-        ) from None
-
-
-def _compare(
-    saved: dict[str, Any], images: ImageSet, complete: bool, advice: str, listing: Listing | None
-) -> str:
-    count = len(images)
-    rewritten = _compare_listings(saved, images, advice, listing)
-    if saved["labels"] and saved["labels"] != images.labels_hash():  # labels may have become known since
-        raise _other_data("the labels differ", advice)
-    sample = dict(zip(_sampled(images), saved["sample"], strict=True))
-    _require_same_contents(images, sample, advice)
-    late = rewritten or []
-    whole = saved.get("contents")
-    read = 0
-    if whole:
+    count, whole, read = len(images), saved.get("contents"), 0
+    other, sample, late = _other_names(saved, images, listing), dict[int, str](), list[int]()
+    rewritten = None if other else _rewritten(saved, images, listing)
+    if not other:
+        late = rewritten or []
+        sample = dict(zip(_sampled(images), saved["sample"], strict=True))
+        other = _other_contents(images, sample)
+    if not other and whole:
         again = range(count) if complete else [late[n] for n in sample_ids(len(late), SAMPLED_FILES)]
-        _require_same_contents(images, {i: whole[i] for i in again}, advice, whole=True)
         read = len(again)
-    elif sum(i in sample for i in late) < min(len(late), _ENOUGH):
-        lines = images.listing()
-        unknown = [printable(lines[i].rpartition(" ")[0]) for i in late if i not in sample]
-        raise _other_data(
-            f"{len(late):,} of {count:,} files were written after the run began ({few(unknown)}), and what they "
-            f"held is not on record: it is for {len(sample):,} files, or for all in a run begun with --verify-data",
-            "Restore these files with their modification times",
+        other = _other_contents(images, {i: whole[i] for i in again}, whole=True)
+    elif not other and sum(i in sample for i in late) < min(len(late), _ENOUGH):
+        unknown = few(printable(images.where(i)) for i in late if i not in sample)
+        advice = "Restore these files with their modification times"
+        other = (
+            f"{len(late):,} of {count:,} files were written after the run began ({unknown}), and what they held is "
+            f"not on record: it is for {len(sample):,} files, or for all in a run begun with --verify-data"
+        )
+    if other:
+        raise UserError(
+            f"Cannot resume with other data: {other}. {advice}, or start a new run with another --out."
         )
     text = "The data are those that the run began with: "
     if not saved.get("times", True):  # no files
@@ -143,31 +123,34 @@ def _compare(
     return text
 
 
-def _compare_listings(
-    saved: dict[str, Any], images: ImageSet, advice: str, listing: Listing | None
-) -> list[int] | None:
-    """Refuse other names, sizes or another order. Returns the images whose files have another modification time
-    than before; None where the times are lost."""
-    files = _folder_listing(images)
-    if "listing" in saved or "times" in saved:
+def _folder_listing(images: ImageSet) -> Listing | None:
+    """The files of a folder, or of what is left of one; None of other images."""
+    if isinstance(images, Subset) and bool((images.ids[1:] > images.ids[:-1]).all()):
+        listing = _folder_listing(images.images)
+        return None if listing is None else listing.select(images.ids)
+    return images.files if isinstance(images, FolderImages) else None
+
+
+def _other_names(saved: dict[str, Any], images: ImageSet, listing: Listing | None) -> str:
+    """In words, how names, sizes, order or labels differ; empty if they do not."""
+    if "listing" in saved:
         if saved["listing"] != (lines := images.listing()):
-            raise _other_data(difference(saved["listing"], lines), advice)
-        before, now = np.array(saved["times"], dtype=np.int64), np.array(images.times(), dtype=np.int64)
+            return difference(saved["listing"], lines)
     elif listing is not None:
+        files = _folder_listing(images)
         if files is None or not listing.same_files(files):
-            raise _other_data(difference(list(listing.lines()), images.listing()), advice)
-        before, now = listing.states[:, 1].numpy(), files.states[:, 1].numpy()
-    else:
-        if saved["fingerprint"] != images.fingerprint():
-            raise _other_data(
-                "names, sizes or contents differ (which ones cannot be said: the run's listing.npz is lost or "
-                "damaged)",
-                advice,
-            )
-        return None
-    if before.shape != now.shape:
-        raise ValueError("as many times as files")
-    return np.flatnonzero(before != now).tolist()
+            return difference([line for lines in listing.lines() for line in lines], images.listing())
+    elif saved["fingerprint"] != images.fingerprint():
+        lost = "which ones cannot be said: the run's listing.npz is lost or damaged"
+        return f"names, sizes or contents differ ({lost})"
+    known = saved["labels"] or images.labels_hash()  # labels may have become known since
+    return "" if known == images.labels_hash() else "the labels differ"
+
+
+def _rewritten(saved: dict[str, Any], images: ImageSet, listing: Listing | None) -> list[int] | None:
+    """The images whose files have another modification time than before; None where the times are lost."""
+    times = saved.get("times", None if listing is None else listing.states[:, 1].numpy())
+    return None if times is None else np.flatnonzero(np.array(times) != np.array(images.times())).tolist()
 
 
 def _sampled(images: ImageSet) -> list[int]:
@@ -180,21 +163,16 @@ def _hashes(images: ImageSet, ids: Sequence[int], whole: bool = False) -> list[s
         return list(pool.map(partial(images.content, whole=whole), ids))
 
 
-def _require_same_contents(images: ImageSet, known: dict[int, str], advice: str, whole: bool = False) -> None:
+def _other_contents(images: ImageSet, known: dict[int, str], whole: bool = False) -> str:
+    """In words, which images hold something else than these hashes say; empty if none does."""
     hashes = zip(known, _hashes(images, list(known), whole), strict=True)
-    changed = [i for i, now in hashes if now != known[i]]
-    if changed:
-        raise _other_data(
-            f"{len(changed):,} of {len(known):,} images that were looked into hold something else than before"
-            f"{', in as many bytes' if images.times() else ''} "
-            f"({few(printable(images.where(i)) for i in changed)})",
-            advice,
-        )
-
-
-def _other_data(what: str, advice: str) -> UserError:
-    return UserError(
-        f"Cannot resume with other data: {what}. {advice}, or start a new run with another --out."
+    changed = [printable(images.where(i)) for i, now in hashes if now != known[i]]
+    if not changed:
+        return ""
+    in_place = ", in as many bytes" if images.times() else ""
+    return (
+        f"{len(changed):,} of {len(known):,} images that were looked into hold something else than before"
+        f"{in_place} ({few(changed)})"
     )
 
 

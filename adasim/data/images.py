@@ -1,37 +1,27 @@
-"""What every data set of images looks like to the rest of the package, the one in memory, and a part of one."""
+"""What every data set of images looks like to the rest of the package (`ImageSet`), a part of one, and images in
+memory: an array, or an .npz file."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.util.errors import UserError
+from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.rgb import Reduction, open_regular
+from adasim.util.terminal import few, printable
 
 MAX_CLASSES = 100_000
 """Of classes that are known by number alone: there is one for each number up to the greatest label."""
 _FINGERPRINT_FILES = 64  # looked into for the fingerprint, by every process of a run
-
-
-Reduction = Callable[[int, int], int]
-"""From an image's height and width to the part, 1/s, of its size that is enough: s."""
-
-
-class Unreadable(Exception):  # noqa: N818  (a state of the file, as the quarantine reports it)
-    """An image that cannot be decoded: `where` it is and the `reason`."""
-
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(where, reason)  # both, so that it survives a trip through a worker's pickle
-        self.where = where
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.reason}"
 
 
 class ImageSet(ABC):
@@ -104,19 +94,16 @@ class ImageSet(ABC):
 
     def fingerprint(self) -> str:
         """sha256 over the listing, the labels and the sampled contents of at most 64 files: two data sets with one
-        fingerprint train alike. A copy on another disk has the same one.
-        """
+        fingerprint train alike. A copy on another disk has the same one."""
         digest = hashlib.sha256()
         for lines in self.listing_bytes():
             digest.update(lines)
-        digest.update(self.labels_hash().encode())
-        digest.update(self.sampled_contents().encode())
+        digest.update((self.labels_hash() + self.sampled_contents()).encode())
         return digest.hexdigest()
 
     def listing_bytes(self) -> Iterator[bytes]:
         """The listing as text, a newline after each line, in pieces."""
-        for line in self.listing():
-            yield line.encode("utf-8", "surrogateescape") + b"\n"
+        return (line.encode("utf-8", "surrogateescape") + b"\n" for line in self.listing())
 
     def sampled_contents(self) -> str:
         """The hashes of what at most 64 images hold, one after another."""
@@ -128,46 +115,6 @@ class ImageSet(ABC):
     def cache_key(self) -> str:
         """Names this state of the files to a cache: another one as soon as a file may have been written."""
         return self.fingerprint()
-
-
-class ArrayImages(ImageSet):
-    """Images of one size in memory: uint8 (N, C, H, W) with C of 1 or 3; masks uint8 (N, H, W)."""
-
-    CHUNK = 1024  # images per line of the listing
-
-    def __init__(
-        self,
-        name: str,
-        images: Tensor,
-        labels: Tensor | None = None,
-        classes: list[str] | None = None,
-        masks: Tensor | None = None,
-    ) -> None:
-        self.name = name
-        self.images = images
-        self.labels = None if labels is None else labels.to(torch.int64)
-        self.classes = classes or numbered_classes(self.labels)
-        self.masks = masks
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def load(self, i: int) -> Tensor:
-        return self.images[i].expand(3, -1, -1)
-
-    def mask(self, i: int) -> Tensor | None:
-        return None if self.masks is None else self.masks[i]
-
-    def as_array(self) -> Tensor:
-        return self.images
-
-    def listing(self) -> list[str]:
-        lines = []
-        for start in range(0, len(self), self.CHUNK):
-            chunk = self.images[start : start + self.CHUNK].contiguous()
-            digest = hashlib.sha256(chunk.numpy().tobytes()).hexdigest()
-            lines.append(f"{self.name}[{start}:{start + len(chunk)}] {tuple(chunk.shape[1:])} {digest}")
-        return lines
 
 
 class Subset(ImageSet):
@@ -183,10 +130,6 @@ class Subset(ImageSet):
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def keeps_order(self) -> bool:
-        """Whether these images stand in the order of the whole."""
-        return bool((self.ids[1:] > self.ids[:-1]).all())
 
     def load(self, i: int) -> Tensor:
         return self.images.load(int(self.ids[i]))
@@ -218,7 +161,7 @@ class Subset(ImageSet):
 
     def times(self) -> list[int]:
         times = self.images.times()
-        return [times[i] for i in self.ids.tolist()] if len(times) == len(self.images) else times
+        return [times[i] for i in self.ids.tolist()] if times else []
 
     def cache_key(self) -> str:
         return hashlib.sha256((self.images.cache_key() + self._ids_hash()).encode()).hexdigest()
@@ -227,35 +170,69 @@ class Subset(ImageSet):
         return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
 
 
-def channels_first(pixels: Tensor, either: bool) -> Tensor:
-    """Images (N, H, W) or (N, C, H, W) as (N, C, H, W), contiguous. Raises ValueError.
+class ArrayImages(ImageSet):
+    """Images of one size in memory: uint8 (N, C, H, W) with C of 1 or 3; masks uint8 (N, H, W)."""
 
-    Args:
-        pixels: the images.
-        either: (N, H, W, C) is taken, too, as numpy's arrays often are.
-    """
+    CHUNK = 1024  # images per line of the listing
+
+    def __init__(
+        self,
+        name: str,
+        images: Tensor,
+        labels: Tensor | None = None,
+        classes: list[str] | None = None,
+        masks: Tensor | None = None,
+    ) -> None:
+        self.name, self.images, self.masks = name, images, masks
+        self.labels = None if labels is None else labels.to(torch.int64)
+        self.classes = distinct_classes(self.labels, classes or [])
+        self.other_splits: dict[str, int] = {}
+        """How many images an .npz file has beside these, by the name of their array."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def load(self, i: int) -> Tensor:
+        return self.images[i].expand(3, -1, -1)
+
+    def mask(self, i: int) -> Tensor | None:
+        return None if self.masks is None else self.masks[i]
+
+    def as_array(self) -> Tensor:
+        return self.images
+
+    def unused(self, also: Collection[str] = ()) -> str:
+        others = {name: count for name, count in self.other_splits.items() if count and name not in also}
+        return "".join(f"{count:,} in {name} are not among them" for name, count in others.items())
+
+    def listing(self) -> list[str]:
+        lines = []
+        for start, chunk in enumerate(self.images.split(self.CHUNK)):
+            digest = hashlib.sha256(chunk.contiguous().numpy().tobytes()).hexdigest()
+            first = start * self.CHUNK
+            lines.append(f"{self.name}[{first}:{first + len(chunk)}] {tuple(chunk.shape[1:])} {digest}")
+        return lines
+
+
+def sample_ids(count: int, limit: int) -> list[int]:
+    """Which of `count` images are looked into: all up to the limit, else `limit` of them at even distances."""
+    return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64).tolist()
+
+
+def channels_first(pixels: Tensor, channels_last: bool) -> Tensor:
+    """Images (N, H, W) or (N, C, H, W) as (N, C, H, W), contiguous; with `channels_last`, also (N, H, W, C), which
+    numpy's arrays often are. Raises ValueError."""
+    shape = tuple(pixels.shape)
     if pixels.ndim == 3:
         pixels = pixels[:, None]
-    elif either and pixels.ndim == 4 and pixels.shape[3] in (1, 3):
+    elif channels_last and pixels.ndim == 4 and shape[3] in (1, 3):
         pixels = pixels.permute(0, 3, 1, 2)
-    if pixels.ndim != 4:
-        raise ValueError("images have two sides, and one or three channels")
-    if pixels.shape[1] not in (1, 3):
-        raise ValueError(f"it has {pixels.shape[1]} channels, not 1 or 3")
-    if 0 in pixels.shape[1:]:
-        raise ValueError("it has no pixels")
+    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or 0 in pixels.shape[1:]:
+        raise ValueError(f"images of shape {shape[1:]} have no height and width with 1 or 3 channels")
     return pixels.contiguous()
 
 
-def numbered_classes(labels: Tensor | None) -> list[str]:
-    """Names for classes that are known by number alone."""
-    greatest = -1 if labels is None or not len(labels) else int(labels.max())
-    if greatest >= MAX_CLASSES:
-        raise UserError(
-            f"The greatest label is {greatest}, and labels above {MAX_CLASSES - 1} are refused. Number the classes "
-            f"from 0 up."
-        )
-    return [str(c) for c in range(greatest + 1)]
+# ---- classes ----
 
 
 def distinct_classes(labels: Tensor | None, names: Sequence[str]) -> list[str]:
@@ -263,11 +240,16 @@ def distinct_classes(labels: Tensor | None, names: Sequence[str]) -> list[str]:
 
     Where labels have no names, or too few, these are numbers.
     """
-    numbers = numbered_classes(labels)
-    if len(names) < len(numbers):
-        return numbers
-    counts = Counter(names)
-    return [name if counts[name] == 1 else f"{name} ({i})" for i, name in enumerate(names)]
+    greatest = -1 if labels is None or not len(labels) else int(labels.max())
+    if len(names) > greatest:
+        counts = Counter(names)
+        return [name if counts[name] == 1 else f"{name} ({i})" for i, name in enumerate(names)]
+    if greatest >= MAX_CLASSES:
+        raise UserError(
+            f"The greatest label is {greatest}, and labels above {MAX_CLASSES - 1} are refused. Number the classes "
+            f"from 0 up."
+        )
+    return [str(c) for c in range(greatest + 1)]
 
 
 def match_classes(labels: Tensor, classes: list[str], known: list[str]) -> Tensor:
@@ -283,6 +265,90 @@ def match_classes(labels: Tensor, classes: list[str], known: list[str]) -> Tenso
     return table[labels]  # the last entry is that of -1
 
 
-def sample_ids(count: int, limit: int) -> list[int]:
-    """Which of `count` images are looked into: all up to the limit, else `limit` of them at even distances."""
-    return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64).tolist()
+# ---- .npz files ----
+
+
+def open_npz(path: str, split: str) -> ArrayImages:
+    """`images` (uint8; NHWC, NCHW or NHW), `labels`, `masks`; or x_train, y_train, x_test, y_test."""
+    try:
+        with open_regular(path) as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array; use numpy.savez to store images and labels by name")
+            return _npz_images(path, archive, split)
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"No such file: {path}. Check its spelling.") from None
+    except Exception as error:  # a damaged archive raises nearly anything
+        reason = printable(str(error) or type(error).__name__)
+        raise UserError(f"{path} cannot be read as an .npz file: {reason}") from None
+
+
+def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
+    divided = "x_train" in archive.files
+    names = (f"x_{split}", f"y_{split}") if divided else ("images", "labels", "masks")
+    if names[0] not in archive.files or (split == "test" and not divided):
+        raise MissingSplitError(
+            f"{path} has no {split} images: it needs the arrays x_train and x_test"
+            f"{' or images' if split == 'train' else ''}, and has {few(map(printable, archive.files), 8) or 'none'}."
+        )
+    need = sum(entry.file_size for entry in archive.zip.infolist() if entry.filename[:-4] in names)
+    if hasattr(os, "sysconf") and need > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        raise ValueError(
+            f"it needs {need / 1e9:,.0f} GB of memory, and this machine has {there / 1e9:,.0f}; use a folder of "
+            f"image files instead"
+        )
+    arrays = {name: np.asarray(archive[name]) for name in names if name in archive.files}
+    pixels, labels, masks = (arrays.get(name) for name in (*names, "")[:3])
+    assert pixels is not None
+    try:
+        if pixels.dtype != np.uint8 or not pixels.size:
+            raise ValueError
+        stacked = channels_first(torch.from_numpy(np.ascontiguousarray(pixels)), channels_last=True)
+    except ValueError:
+        raise UserError(
+            f"{path}: {_kind(names[0], pixels)}; give uint8 of shape (N, H, W, C), (N, C, H, W) or (N, H, W), with 1 "
+            f"or 3 channels, and at least one image."
+        ) from None
+    for name, array in arrays.items():
+        if array.shape[:1] != pixels.shape[:1]:
+            raise UserError(
+                f"{path}: {_kind(name, array)}, and there are {len(pixels)} images: one for each."
+            )
+    if labels is not None and (labels.size != len(pixels) or not _within(labels, MAX_CLASSES - 1)):
+        raise UserError(
+            f"{path}: {_kind(names[1], labels)}; give one whole number from 0 to {MAX_CLASSES - 1} for each image."
+        )
+    if masks is not None and not _within(masks, 255):
+        raise UserError(f"{path}: {_kind('masks', masks)}; give class ids from 0 to 255.")
+    images = ArrayImages(
+        Path(path).stem,
+        stacked,
+        None if labels is None else torch.from_numpy(labels.reshape(-1).astype(np.int64)),
+        masks=None if masks is None else torch.from_numpy(np.ascontiguousarray(masks, dtype=np.uint8)),
+    )
+    images.place = path
+    if divided:
+        other = "x_test" if split == "train" else "x_train"
+        images.split = names[0]
+        images.other_splits = {other: _count(archive, other)} if other in archive.files else {}
+    return images
+
+
+def _within(array: np.ndarray, most: int) -> bool:
+    whole = np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_
+    return bool(whole and array.size and array.min() >= 0 and array.max() <= most)
+
+
+def _kind(name: str, array: np.ndarray) -> str:
+    values = f" from {array.min()} to {array.max()}" if array.size and array.dtype.kind in "iuf" else ""
+    return f"{name} is {array.dtype} of shape {array.shape}{values}"
+
+
+def _count(archive: Any, name: str) -> int:
+    """The rows of an array by its header: its values are not read."""
+    with archive.zip.open(f"{name}.npy") as file:
+        old = np.lib.format.read_magic(file) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        return (*read(file)[0], 0)[0]

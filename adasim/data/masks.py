@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data.decode import EXTENSIONS, decode, hash_file, open_image, open_regular, reading
-from adasim.data.image_folder import SPLIT_FOLDERS
-from adasim.data.images import ArrayImages, ImageSet, Unreadable
+from adasim.data.folder import SPLIT_FOLDERS
+from adasim.data.images import ArrayImages, ImageSet
 from adasim.data.sources import open_images
 from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.rgb import EXTENSIONS, Unreadable, decode, hash_file, open_image, open_regular, reading
 from adasim.util.terminal import few
 
 IGNORE = 255

@@ -26,8 +26,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from adasim.data.images import Unreadable
 from adasim.util.errors import UserError
+from adasim.util.rgb import Unreadable
 
 TASK = 16
 """Images in a task: enough to be worth a message, few enough to be small and soon done."""

@@ -1,42 +1,51 @@
-"""From what a person types after `--data` to an `ImageSet`: opened, described in words, rejected images left out."""
+"""From what a person gives as data, a name or an object in Python, to an `ImageSet`; what it holds, in words; images
+rejected by verdict."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from copy import copy
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from adasim.data.decode import EXTENSIONS, HEIC_ENDINGS
-from adasim.data.image_folder import open_folder
-from adasim.data.images import ImageSet, Subset, distinct_classes
-from adasim.data.listing import Listing
-from adasim.data.npz import open_npz
+from adasim.data.datasets import (
+    DatasetImages,
+    HuggingFaceImages,
+    Items,
+    is_hugging_face,
+    to_8_bits,
+    usable_labels,
+)
+from adasim.data.folder import Listing, open_folder
+from adasim.data.images import ArrayImages, ImageSet, Subset, channels_first, distinct_classes, open_npz
 from adasim.registry import SOURCES, is_path
 from adasim.util.csv import read_csv
 from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.rgb import EXTENSIONS, HEIC_ENDINGS
 from adasim.util.terminal import printable, spelled
 
 _BUILT_IN = "a folder of images, an .npz file, hf:NAME or hf:FOLDER, and synthetic[:COUNT] (generated images)"
+_OWN_KINDS = ("hf", "synthetic", "python")
 _UNPACKED_BY = {
     ".zip": "unzip {here} -d {there}",
     **dict.fromkeys((".tar", ".tar.gz", ".tgz"), "mkdir -p {there} && tar -xf {here} -C {there}"),
 }
 REJECT = "reject"
 """The verdict that leaves an image out."""
-_TOLD = ("hf", "synthetic", "python")  # kinds that `_BUILT_IN` names, or that nobody types
+RESUME_ADVICE = "Hand over the images that the run began with: data=... in Python"
+ImagesLike = str | ImageSet | Tensor | np.ndarray | Dataset[Any] | Items
+"""What `as_images` takes."""
 
 
 def open_images(
-    source: str,
-    *,
-    size: int = 32,
-    split: str = "train",
-    seed: int = 0,
-    known: Callable[[str], Listing | None] | None = None,
+    source: str, *, size: int = 32, split: str = "train", seed: int = 0, listing: Listing | None = None
 ) -> ImageSet:
     """Open a data set by name.
 
@@ -47,33 +56,113 @@ def open_images(
         size: side in pixels of the images that `synthetic` draws; files keep theirs.
         split: "train" or "test".
         seed: random seed of `synthetic`.
-        known: of a folder of images, gives what is in it if that is known, so that it need not be looked for.
+        listing: what is in a folder of images, if another process has looked already.
     """
     if split not in ("train", "test"):
         raise UserError(f"split={split} must be train or test.")
+    others = [f"{name}:..." for name in SOURCES.names() if name not in _OWN_KINDS]
+    known = f"Known are {', '.join([_BUILT_IN, *others])}."
     if not source:
         raise UserError(
             "Which images? Name them with --data, as in: adasim pretrain dino-vit-s16 --data ~/photos --out "
-            f"runs/photos. Known are {_known()}."
+            f"runs/photos. {known}"
         )
     kind, _, rest = source.partition(":")
     if kind in SOURCES:
         try:
-            return _opened(source, SOURCES[kind](rest, size=size, split=split, seed=seed))
+            return _checked(source, SOURCES[kind](rest, size=size, split=split, seed=seed))
         except UserError as error:
-            if split == "test" and kind not in _TOLD:  # a plug-in may say it by any UserError
+            if split == "test" and kind not in _OWN_KINDS:  # a plug-in may say it by any UserError
                 raise MissingSplitError(str(error)) from None
             raise
     if source.endswith(".npz"):
         return open_npz(source, split)
     if os.path.isfile(source):
-        raise _one_file(source)
+        raise UserError(f"{source} is {_one_file(source) or f'a file of a kind that is not known. {known}'}")
     if not is_path(source):
         raise UserError(
-            f"{source} is no folder, and data of the kind {kind!r} are not known. Known are {_known()}. A kind "
-            f"from a file of your own needs --plugin FILE."
+            f"{source} is no folder, and data of the kind {kind!r} are not known. {known} A kind from a file of your "
+            f"own needs --plugin FILE."
         )
-    return open_folder(source, split, known)
+    return open_folder(source, split, listing)
+
+
+def as_images(data: ImagesLike, *, size: int = 32) -> ImageSet:
+    """Images of any make as an `ImageSet`.
+
+    Args:
+        data: a source string (see `open_images`); an `ImageSet`, which is returned as it is; a tensor or numpy array
+            of images, uint8 (N, C, H, W) or (N, H, W), where an array may also be (N, H, W, C); or a map-style data
+            set whose items are PIL images, tensors (C, H, W) or (H, W), or arrays that may also be (H, W, C), alone
+            or first in a tuple; or a Hugging Face `Dataset`. C is 1 or 3. Floats must lie in 0..1 and are rounded to
+            8 bits. The labels of a data set are its list of them, under any name that torchvision has for it, those
+            of a `TensorDataset` its second tensor; all items are not read for them, which could take hours. A
+            `Subset` and a `ConcatDataset` have those of what they are made of.
+        size: side in pixels of the images that the source `synthetic` draws.
+
+    >>> images = as_images(torch.zeros(10, 3, 8, 8, dtype=torch.uint8))
+    >>> len(images), tuple(images.load(0).shape)
+    (10, (3, 8, 8))
+    """
+    kind = type(data).__name__
+    images: ImageSet
+    if isinstance(data, str):
+        return open_images(data, size=size)
+    if isinstance(data, ImageSet):
+        images = data
+        images.name = images.name or kind
+        images.classes = distinct_classes(images.labels, images.classes)
+    elif isinstance(data, Tensor | np.ndarray):
+        images = _from_array(data, None)
+    elif isinstance(data, TensorDataset) and data.tensors[0].ndim > 2:
+        labels = data.tensors[1] if len(data.tensors) > 1 else None
+        images = _from_array(data.tensors[0], usable_labels(labels, len(data)))
+    elif is_hugging_face(data):
+        images = HuggingFaceImages(f"a {kind} in Python", data)
+        images.name = kind
+    elif isinstance(data, Items) and not isinstance(data, Mapping | bytes | IterableDataset):
+        images = DatasetImages(data)
+    else:
+        raise UserError(
+            f"data is a {kind}, which holds no images by number. Give a source string, an ImageSet, a tensor, or a "
+            f"data set with __len__ and __getitem__."
+        )
+    if not len(images):
+        raise UserError(f"There are no images in data ({kind}).")
+    return images
+
+
+def _from_array(data: Tensor | np.ndarray, labels: Tensor | None) -> ArrayImages:
+    try:
+        pixels = channels_first(to_8_bits(data), channels_last=isinstance(data, np.ndarray))
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"data of shape {tuple(data.shape)} and type {data.dtype} cannot be used: {error}. Give uint8 of shape "
+            f"(N, C, H, W) or (N, H, W), with C of 1 or 3."
+        ) from None
+    article, name = ("a", "tensor") if isinstance(data, Tensor) else ("an", "array")
+    images = ArrayImages(name, pixels, labels)
+    images.place = f"{article} {name} in Python"
+    return images
+
+
+def source_of(data: ImagesLike) -> str:
+    """What stands as `data.source` in the configuration of a run on these images: `python:Tensor`."""
+    return data if isinstance(data, str) else f"python:{type(data).__name__}"
+
+
+def is_from_python(source: str) -> bool:
+    """Whether a run's `data.source` says that its images came from Python."""
+    return source.startswith("python:")
+
+
+@SOURCES.register("python")
+def refuse_by_name(what: str, *, size: int, split: str, seed: int) -> ImageSet:
+    """Such images have a name in the configuration of their run, but nothing can open them by it."""
+    raise UserError(
+        f"The images python:{what} were handed over in Python, and no name opens them. Hand them over again, as in "
+        f"adasim.pretrain(config, out, data=images, resume=True); an evaluation takes others with --data."
+    )
 
 
 def is_folder(source: str) -> bool:
@@ -81,26 +170,22 @@ def is_folder(source: str) -> bool:
     return is_path(source) and not source.endswith(".npz") and os.path.isdir(source)
 
 
-def _one_file(source: str) -> UserError:
-    """What to do with a file where a folder is expected."""
+def _one_file(source: str) -> str:
+    """What to do with a file where a folder is expected; empty if it is neither archive nor image."""
     path = Path(source)
-    archive = next((ending for ending in _UNPACKED_BY if path.name.lower().endswith(ending)), None)
-    if archive is not None:
-        folder = path.with_name(path.name[: -len(archive)] or "images")
-        here, there = shlex.quote(source), shlex.quote(str(folder))
-        command = _UNPACKED_BY[archive].format(here=here, there=there)
-        return UserError(f"{source} is an archive. Unpack it with `{command}`, then name {there}.")
+    ending = next((ending for ending in _UNPACKED_BY if path.name.lower().endswith(ending)), None)
+    if ending is not None:
+        here, there = (
+            shlex.quote(str(p)) for p in (path, path.with_name(path.name[: -len(ending)] or "images"))
+        )
+        command = _UNPACKED_BY[ending].format(here=here, there=there)
+        return f"an archive. Unpack it with `{command}`, then name {there}."
     if path.suffix[1:].lower() in (*EXTENSIONS, *HEIC_ENDINGS):
-        return UserError(f"{source} is one image. Name its folder: {shlex.quote(str(path.parent))}")
-    return UserError(f"{source} is a file of a kind that is not known. Known are {_known()}.")
+        return f"one image. Name its folder: {shlex.quote(str(path.parent))}"
+    return ""
 
 
-def _known() -> str:
-    others = [f"{name}:..." for name in SOURCES.names() if name not in _TOLD]
-    return ", ".join([_BUILT_IN, *others])
-
-
-def _opened(source: str, images: object) -> ImageSet:
+def _checked(source: str, images: object) -> ImageSet:
     """What a source's function gave; a name, a place and names of classes are filled in where it left them out."""
     if not isinstance(images, ImageSet):
         raise UserError(
@@ -121,18 +206,15 @@ def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
         used: other splits of the source that are used, too, so that only what is in none of them is named; with None,
             nothing is.
     """
-    labelled = "without labels"
+    text = f"{len(images):,} {'image' if len(images) == 1 else 'images'} without labels"
     if images.labels is not None:
         count = len(images.classes)
         names = f" ({', '.join(map(printable, images.classes))})" if count <= 4 else ""
-        labelled = f"in {count:,} {'class' if count == 1 else 'classes'}{names}"
-    text = f"{len(images):,} {'image' if len(images) == 1 else 'images'} {labelled}"
+        text = text.replace("without labels", f"in {count:,} {'class' if count == 1 else 'classes'}{names}")
     if images.place:
         text += f" from {printable(images.place)}"
-    notes = [f"its split {images.split}"] if images.split else []
-    if used is not None and (rest := images.unused(used)):
-        notes.append(rest)
-    text += f" ({'; '.join(notes)})." if notes else "."
+    notes = [f"its split {images.split}" if images.split else "", "" if used is None else images.unused(used)]
+    text += f" ({'; '.join(filter(None, notes))})." if any(notes) else "."
     text += f" {images.class_note}" if images.class_note else ""
     return text + (f" Left out: {images.left_out}." if images.left_out else "")
 
@@ -158,7 +240,15 @@ def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
 
     Where none of its names fits, all images stay, and `left_out` says so.
     """
-    rejected = _read_rejected(verdicts) if verdicts else set()
+    if not verdicts:
+        return images
+    columns, rows = read_csv(Path(verdicts))
+    if not {"file", "verdict"} <= set(columns):
+        raise UserError(
+            f"{verdicts} is no list of verdicts: it has no columns file and verdict. Export one from the page of "
+            f"adasim explore."
+        )
+    rejected = {row["file"] for row in rows if row.get("verdict") == REJECT}
     if not rejected:
         return images
     names = [spelled(file_key(images, i)) for i in range(len(images))]
@@ -174,14 +264,3 @@ def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
         said = f"{len(images) - len(ids):,} rejected by verdict"
     rest.left_out = f"{images.left_out}, {said}" if images.left_out else said
     return rest
-
-
-def _read_rejected(path: str | Path) -> set[str]:
-    """The names of the images that a file of verdicts rejects."""
-    columns, rows = read_csv(Path(path))
-    if not {"file", "verdict"} <= set(columns):
-        raise UserError(
-            f"{path} is no list of verdicts: it has no columns file and verdict. Export one from the page of "
-            f"adasim explore."
-        )
-    return {row["file"] for row in rows if row.get("verdict") == REJECT}

@@ -1,19 +1,17 @@
-"""Evaluations of frozen features: k-NN, linear, few-shot and linear segmentation, as published.
+"""Evaluations of frozen features: k-NN, linear, few-shot and linear segmentation, as published; and without labels.
 
-One file for each evaluation: the published protocol as a function of tensors (of `linear`: probe.py), then what
-`adasim eval NAME` does with it and reports. Importing this package registers them. `evaluation.py` has what they
-share: an `Extractor` turns the images of a data set into an encoder's features, and a `Report` has the figures.
+One file for each evaluation: the published protocol as a function of tensors, then what `adasim eval NAME` does with
+it and reports. Importing this package registers them. `evaluation.py` has what they share: an `Extractor` turns the
+images of a data set into an encoder's features, and a `Report` has the figures.
 """
 
 from adasim.eval.evaluation import Evaluation, Extractor, Report
-from adasim.eval.features import FeatureCache, extract
+from adasim.eval.features import extract
 from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
-from adasim.eval.iou import MeanIou, miou
 from adasim.eval.knn import KnnAccuracy, knn_accuracy, online_knn
-from adasim.eval.linear import Linear
-from adasim.eval.probe import LinearResult, linear_probe, linear_probe_stream
+from adasim.eval.linear import LinearResult, linear_probe
 from adasim.eval.results import Result
-from adasim.eval.segmentation import LinearSegmenter, SegmentationResult, linear_segmentation
+from adasim.eval.segmentation import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
 from adasim.eval.views import view_retrieval
 from adasim.models.transform import EvalTransform
 from adasim.options import Sources
@@ -22,10 +20,8 @@ __all__ = [
     "EvalTransform",
     "Evaluation",
     "Extractor",
-    "FeatureCache",
     "FewShotAccuracy",
     "KnnAccuracy",
-    "Linear",
     "LinearResult",
     "LinearSegmenter",
     "MeanIou",
@@ -37,7 +33,6 @@ __all__ = [
     "fewshot_accuracy",
     "knn_accuracy",
     "linear_probe",
-    "linear_probe_stream",
     "linear_segmentation",
     "miou",
     "online_knn",

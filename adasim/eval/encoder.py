@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import timm
 
 from adasim.config import ModelConfig
-from adasim.eval.feature_files import default_folder
-from adasim.eval.features import require_size, weights_hash
+from adasim.eval.features import default_folder, require_size, weights_hash
 from adasim.eval.results import COMPARED, RESULTS_FILE, read_results
 from adasim.models import (
     BACKBONE_FILE,
@@ -27,8 +25,7 @@ from adasim.models import (
 )
 from adasim.models.io import is_ours, snapshot_epoch
 from adasim.models.published import WEIGHTS_FILES
-from adasim.registry import METHODS, PAIRS
-from adasim.runs.folder import RunFolder, check_source
+from adasim.runs.folder import check_source
 from adasim.util import seeding
 from adasim.util.errors import UserError
 
@@ -46,7 +43,7 @@ class Encoder:
     origin: str
     """In words, where the weights come from."""
     run: Path | None = None
-    """The run folder, which keeps features and results."""
+    """The run folder, where features and results are saved."""
     source: str | None = None
     """The data the run was pretrained on."""
     method: str | None = None
@@ -74,7 +71,7 @@ class Encoder:
         return None if self.run is None else self.run / RESULTS_FILE
 
     def own_source(self) -> str | None:
-        """The images that the run was trained on, if this is a run; a sentence if they are not found from here."""
+        """The images that the run was trained on, if this is a run; refuses if they are not found from here."""
         if self.run is not None and self.source is not None:
             check_source(self.run, self.source)
         return self.source
@@ -95,18 +92,16 @@ def open_encoder(
         size: side in pixels of what the encoder sees, instead of its own.
         named_size: the same for a model that is known by its name, where `size` does not say.
     """
-    if isinstance(model, str | Path):
-        name, path = parse_source(str(model))
-    elif isinstance(model, Backbone):
-        name, path = "", None
-    else:
+    if not isinstance(model, str | Path | Backbone):
         raise UserError(
             f"{type(model).__name__} is no encoder. Give a run folder, a timm model name, a file as NAME:FILE, or "
             f"what adasim.load_backbone returns."
         )
-    if random_weights and (path is not None or isinstance(model, Backbone)):
-        what = path or "an encoder that is loaded"
-        raise UserError(f"--random-weights is for a model's name; {what} has weights of its own.")
+    name, path = ("", None) if isinstance(model, Backbone) else parse_source(str(model))
+    if random_weights and (path or not name):
+        raise UserError(
+            f"--random-weights is for a model's name; {path or 'this one'} has weights of its own."
+        )
     size = size or (named_size if name else None)
     if isinstance(model, Backbone):
         encoder = Encoder(str(model.spec["name"]), model, model.transform, "an encoder in memory")
@@ -123,66 +118,52 @@ def open_encoder(
     encoder.resized = size is not None
     if size is not None:
         require_size(encoder.backbone, size)
-    if size is not None and size != encoder.transform.size:
-        encoder.transform = encoder.transform.at(size)
+        if size != encoder.transform.size:
+            encoder.transform = encoder.transform.at(size)
     return encoder
 
 
 def _from_ours(path: Path) -> Encoder:
     """The encoder of a run, or of a file that a run wrote."""
-    folder, epoch = path if path.is_dir() else path.parent, snapshot_epoch(path)
-    backbone = load_backbone(path)
-    is_run = (path.is_dir() or path.name == BACKBONE_FILE) and (folder / "config.json").is_file()
+    backbone, epoch = load_backbone(path), snapshot_epoch(path)
     if epoch is not None:
-        folder, is_run = path.absolute().parent.parent, True
-    if not is_run:  # another file in a run folder, such as a copy of an earlier epoch, has figures of its own
-        return Encoder(path.stem, backbone, backbone.transform, "a file without its run")
-    method, pairs, source = _pretraining(folder)
+        run = path.absolute().parent.parent
+    else:
+        run = path if path.is_dir() else path.parent
+        # Another file in a run folder, such as a copy of an earlier epoch, has figures of its own.
+        if not ((path.is_dir() or path.name == BACKBONE_FILE) and (run / "config.json").is_file()):
+            return Encoder(path.stem, backbone, backbone.transform, "a file without its run")
+    try:  # as JSON: a method or a policy of a plug-in need not be loaded
+        config = json.loads((run / "config.json").read_bytes())
+        method, pairs, source = config["method"], config["pairs"], config["data"]["source"]
+        assert isinstance(source, str)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise UserError(
+            f"{run / 'config.json'} is damaged. Restore it, or name the weights' file elsewhere."
+        ) from None
     return Encoder(
-        name=folder.resolve().name + (f"-{path.stem}" if epoch else ""),
+        name=run.resolve().name + (f"-{path.stem}" if epoch else ""),
         backbone=backbone,
         transform=backbone.transform,
         origin=f"{method}, {pairs} pairs",
-        run=folder,
+        run=run,
         source=source,
         method=method,
-        note=_warning(folder, backbone),
+        note=_warning(run, weights_hash(backbone)),
         epoch=epoch,
     )
 
 
-def _warning(run: Path, backbone: Backbone) -> str | None:
+def _warning(run: Path, weights: str) -> str | None:
     """A sentence if the table at the run's end had these very weights below raw pixels."""
-    try:
-        results = read_results(run)
-    except (UserError, OSError):  # said where figures are asked for
-        return None
-    for result in results:
-        pixels = result.metrics.get(COMPARED, {}).get("raw pixels", 0.0)
-        if (
-            result.protocol == "knn"
-            and result.value < pixels
-            and result.model.get("weights") == weights_hash(backbone)
-        ):
+    for result in read_results(run) if (run / RESULTS_FILE).is_file() else ():
+        raw = result.metrics.get(COMPARED, {}).get("raw pixels", 0.0)
+        if result.protocol == "knn" and result.value < raw and result.model.get("weights") == weights:
             return (
                 f"The table at the end of {run} had this encoder at {result.value:.1f}%, below raw pixels "
-                f"({pixels:.1f}%): other weights, or `{PIXELS}` as MODEL, will serve you better."
+                f"({raw:.1f}%): other weights, or `{PIXELS}` as MODEL, will serve you better."
             )
     return None
-
-
-def _pretraining(run: Path) -> tuple[str, str, str]:
-    """Method, pairs and data of a run. Those of a plug-in need not be loaded: their settings are not asked for."""
-    try:
-        config = RunFolder.open(run, lock=False).config
-    except UserError:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            saved = json.loads((run / "config.json").read_bytes())
-            method, pairs, source = str(saved["method"]), str(saved["pairs"]), str(saved["data"]["source"])
-            if method not in METHODS or pairs not in PAIRS:
-                return method, pairs, source
-        raise
-    return config.method, config.pairs, config.data.source
 
 
 def _from_weights(model: str, name: str, path: Path | None, size: int | None) -> Encoder:
@@ -196,12 +177,11 @@ def _from_weights(model: str, name: str, path: Path | None, size: int | None) ->
             f"{backbone.transform.size} pixels are assumed (--size changes the latter)."
         )
     if path is None:
-        known, origin = name.rpartition("/")[2], "pretrained weights"
+        label, origin = name.rpartition("/")[2], "pretrained weights"
     else:
         named = path.absolute().parent if path.name in WEIGHTS_FILES else path.absolute()
-        known = named.stem if named.is_file() else named.name
-        origin = "weights of a file"
-    return Encoder(known, backbone, backbone.transform, origin, named=bool(name), note=note)
+        label, origin = named.stem if named.is_file() else named.name, "weights of a file"
+    return Encoder(label, backbone, backbone.transform, origin, named=bool(name), note=note)
 
 
 def _untrained(name: str, size: int | None) -> Encoder:

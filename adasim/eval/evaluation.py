@@ -16,7 +16,7 @@ from adasim.data import ImageSet, as_images, describe, worker_count
 from adasim.dist.devices import pick_device
 from adasim.dist.processes import ALONE, Distributed
 from adasim.eval.encoder import Encoder, open_encoder
-from adasim.eval.features import MAX_UNREADABLE, FeatureCache, FeatureKind, Features, weights_hash
+from adasim.eval.features import MAX_UNREADABLE, FeatureKind, Features, cached_features, weights_hash
 from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
 from adasim.models import Backbone
@@ -27,7 +27,7 @@ from adasim.util import terminal
 from adasim.util.errors import UserError, suggest
 from adasim.util.terminal import few
 
-T = TypeVar("T")
+Opened = TypeVar("Opened", ImageSet, Split)
 Say = Callable[[str], None]
 """Takes a sentence for a person; the command line prints it."""
 
@@ -114,7 +114,7 @@ class Extractor:
     """The processes that measure together; all of them make the same calls."""
 
     def __post_init__(self) -> None:
-        self._cache = FeatureCache(self.encoder.features_folder if self.cached else None)
+        self.encoder.backbone.to(self.device)
 
     @property
     def small(self) -> bool:
@@ -128,34 +128,30 @@ class Extractor:
             raise UserError("Which images? Name them with --data.")
         size = self.encoder.transform.size
         images = self._on_all(lambda: open_source(source, size=size, split=split, exclude=self.exclude))
-        self._require_same(images)
         self.say(describe(images))
         return images
 
     def open_split(self, sources: Sources, *, masks: bool = False) -> Split:
         """Training and test images as asked for, or the run's own; says what was found and how it was divided."""
-        data = sources.data
-        if data is None and sources.train is None:
-            data = self.encoder.own_source()
+        named = (sources.data, sources.train, sources.test)
+        if sources.data is None and sources.train is None:
+            named = (self.encoder.own_source(), None, sources.test)
         size = self.encoder.transform.size
-        made: dict[str, Any] = {"size": size, "seed": self.seed, "masks": masks, "exclude": self.exclude}
-        split = self._on_all(lambda: open_split(data, sources.train, sources.test, **made))
-        self._require_same(split)
+        split = self._on_all(
+            lambda: open_split(*named, size=size, seed=self.seed, masks=masks, exclude=self.exclude)
+        )
         for sentence in split.sentences():
             self.say(sentence)
         return split
 
-    def _on_all(self, work: Callable[[], T]) -> T:
-        """What each process has, however long it takes; an error of one is raised on all."""
-        made = self.ranks.run_with_heartbeat(work)
-        assert made is not None
-        return made
-
-    def _require_same(self, images: ImageSet | Split) -> None:
-        """Refuse to go on where another process found other images."""
+    def _on_all(self, work: Callable[[], Opened]) -> Opened:
+        """What each process opens, however long it takes; other images in another process are refused."""
+        opened = self.ranks.run_with_heartbeat(work)
+        assert opened is not None
         if self.ranks.world > 1:
-            mark = self._on_all(images.fingerprint)
+            mark = self.ranks.run_with_heartbeat(opened.fingerprint)
             self.ranks.require_same({"fingerprint of the images": mark})
+        return opened
 
     def features(
         self,
@@ -171,16 +167,17 @@ class Extractor:
             transform: what is done to an image first; the encoder's own by default.
             max_unreadable: the share of unreadable images above which they are refused.
         """
-        features = self._cache.features(
+        features = cached_features(
+            self.encoder.features_folder if self.cached else None,
             self.encoder.backbone,
             images,
             transform or self.encoder.transform,
             kind=kind,
+            max_unreadable=max_unreadable,
+            ranks=self.ranks,
             device=self.device,
             batch_size=256 if self.small else 64,
             workers=self.workers,
-            max_unreadable=max_unreadable,
-            ranks=self.ranks,
         )
         if features.unreadable:
             some = few(features.unreadable.values())
@@ -204,36 +201,39 @@ class Extractor:
         value: float,
         *,
         setting: str = "",
+        changes: dict[str, tuple[Any, Any]] | None = None,
         data: ImageSet | Split | dict[str, Any],
         metrics: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> Result:
-        """A result of this encoder, for a `Report`; the arguments are those of `Result`."""
+        """A result of this encoder, for a `Report`; the arguments are those of `Result`.
+
+        `changes` are options as {name: (chosen, usual)}: the setting names those that are not as usual, so that their
+        figures have a column of their own (`dino, quick, epochs=1`). The size of the view is one of them.
+        """
+        encoder = self.encoder
+        changes = {**(changes or {})}
+        changes.setdefault("size", (encoder.transform.size, encoder.usual_size))
+        words = [f"{name}={_words(chosen)}" for name, (chosen, usual) in changes.items() if chosen != usual]
         if isinstance(data, ImageSet):
             data = {"name": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
-        model = {
-            "name": self.encoder.name,
-            "origin": self.encoder.origin,
-            "weights": weights_hash(self.encoder.backbone),
-            **({} if self.encoder.epoch is None else {"epoch": self.encoder.epoch}),
-        }
+        model = {"name": encoder.name, "origin": encoder.origin, "weights": weights_hash(encoder.backbone)}
         return Result(
             protocol=protocol,
-            setting=setting,
+            setting=", ".join(filter(None, [setting, *words])),
             value=value,
             metrics={protocol: value} if metrics is None else metrics,
             data=data.facts() if isinstance(data, Split) else data,
-            model=model,
-            settings={"size": self.encoder.transform.size} if settings is None else settings,
+            model=model if encoder.epoch is None else model | {"epoch": encoder.epoch},
+            settings={"size": encoder.transform.size} | (settings or {}),
         )
 
     def title(self, what: str, split: Split | None = None, unit: str = "in percent") -> Text:
         """A heading for a table: what was measured, of which encoder, on which images."""
         text = f" of {self.encoder.name} ({self.encoder.origin})"
         if split is not None:
-            text += (
-                f" on {split.name}: {len(split.train_ids):,} training and {len(split.test_ids):,} test images"
-            )
+            train, test = len(split.train_ids), len(split.test_ids)
+            text += f" on {split.name}: {train:,} training and {test:,} test images"
         return Text.assemble(("\n" + what, "bold"), text, f", {unit}" if unit else "")
 
     def keep(self, results: Iterable[Result], file: Path | None = None) -> None:
@@ -291,47 +291,43 @@ def make_evaluation(name: str, options: dict[str, Any]) -> Any:
     """
     kind = with_options(EVALUATIONS[name])
     known = [field.name for field in fields(kind)]
-    for option in options:
+    hints = get_type_hints(kind)
+    values = {}
+    for option, value in options.items():
         if option not in known:
             raise UserError(f"The evaluation {name} has no option {option!r}. {suggest(option, known)}")
-    hints = get_type_hints(kind)
-    values = {option: _as_hinted(value, hints[option]) for option, value in options.items()}
-    for option in ("data", "train", "test"):
-        value = values.get(option)
-        if value is not None:
-            values[option] = tuple(map(_images, value)) if isinstance(value, tuple) else _images(value)
+        kinds = {get_origin(one) or one for one in (hints[option], *get_args(hints[option]))}
+        if isinstance(value, Path) and Path not in kinds:
+            value = str(value)
+        if tuple in kinds and value is not None:
+            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if Path in kinds and isinstance(value, str):
+            value = Path(value)
+        if option in ("data", "train", "test") and value is not None:
+            value = tuple(map(_images, value)) if isinstance(value, tuple) else _images(value)
+        values[option] = value
     return kind(**values)
 
 
-def pick_mode(quick: bool, augmented: bool, small: bool) -> bool:
+def _images(source: Any) -> Source:
+    return source if isinstance(source, str) else as_images(source)
+
+
+def pick_quick(quick: bool, augmented: bool, flip_changed: bool, small: bool) -> bool:
     """Whether to be quick: as asked, or up to `SMALL` pixels."""
     if quick and augmented:
         raise UserError(
             f"--quick and --augmented exclude each other; quick is the default up to {SMALL} pixels."
         )
-    return quick or (small and not augmented)
-
-
-def with_changes(setting: str, **values: tuple[Any, Any]) -> str:
-    """A result's setting with what is not as usual, each as (chosen, usual): `dino, quick, epochs=1`."""
-    changes = [f"{name}={_words(chosen)}" for name, (chosen, usual) in values.items() if chosen != usual]
-    return ", ".join([setting, *changes])
+    quick = quick or (small and not augmented)
+    if quick and flip_changed:
+        raise UserError(
+            "--flip is for --augmented: the quick mode mirrors no image. Add the one, or drop the other."
+        )
+    return quick
 
 
 def _words(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(_words, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _as_hinted(value: Any, hint: Any) -> Any:
-    allowed = {get_origin(kind) or kind for kind in (hint, *get_args(hint))}
-    if isinstance(value, Path) and Path not in allowed:
-        value = str(value)
-    if tuple in allowed and value is not None:
-        return tuple(value) if isinstance(value, list | tuple) else (value,)
-    return Path(value) if Path in allowed and isinstance(value, str) else value
-
-
-def _images(source: Any) -> str | ImageSet:
-    return source if isinstance(source, str) else as_images(source)

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from adasim.data import describe
 from adasim.data.images import match_classes
-from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
+from adasim.eval.evaluation import Evaluation, Extractor, Report
+from adasim.eval.features import check_features, check_labels, check_positive
 from adasim.eval.splits import Source, data_name, open_all, require_labels
-from adasim.eval.tensors import check_features, check_labels, check_positive
 from adasim.options import FewshotOptions
 from adasim.registry import EVALUATIONS
 from adasim.util.errors import UserError
 from adasim.util.seeding import uniform
+from adasim.util.terminal import few
 
 _DRAWN = 1 << 16  # images drawn at a time
 _VALUES = 1 << 20  # feature values compared at a time: 4 MB, which stay in the cache between two uses
@@ -62,7 +63,14 @@ def fewshot_accuracy(
     classes, counts = labels.unique(return_counts=True)  # (C,)
     if len(classes) < ways:
         raise UserError(f"ways={ways} needs as many classes and the data has {len(classes)}. Lower ways.")
-    _refuse_small_classes(classes, counts, shots, 1 if per_class else queries, class_names)
+    needed = shots + (1 if per_class else queries)
+    if len(small := (counts < needed).nonzero()[:, 0]):
+        names = [repr(class_names[c]) if class_names else f"class {c}" for c in classes[small].tolist()]
+        listed = few((f"{name} ({n})" for name, n in zip(names, counts[small].tolist(), strict=True)), 5)
+        raise UserError(
+            f"shots={shots} and queries={needed - shots} need {needed} images of every class; too few in {listed}. "
+            f"Leave those classes out, or lower shots or queries."
+        )
 
     by_class = labels.argsort(stable=True)  # the images of class 0, then of class 1, ...
     first = counts.cumsum(0) - counts  # where each class begins in `by_class`
@@ -132,21 +140,6 @@ def _correct(features: Tensor, images: Tensor, shots: int) -> Tensor:
     return nearest.view_as(asked) == torch.arange(ways, device=images.device)[:, None]
 
 
-def _refuse_small_classes(
-    classes: Tensor, counts: Tensor, shots: int, queries: int, names: Sequence[str] | None
-) -> None:
-    small = (counts < shots + queries).nonzero()[:, 0].tolist()
-    if not small:
-        return
-    called = [repr(names[c]) if names else f"class {c}" for c in classes[small[:5]].tolist()]
-    listed = ", ".join(f"{name} ({int(counts[i])})" for name, i in zip(called, small, strict=False))
-    more = f" and {len(small) - 5} more" if len(small) > 5 else ""
-    raise UserError(
-        f"shots={shots} and queries={queries} need {shots + queries} images of every class; too few in "
-        f"{listed}{more}. Leave those classes out, or lower shots or queries."
-    )
-
-
 @EVALUATIONS.register("fewshot")
 @dataclass(kw_only=True)
 class Fewshot(FewshotOptions, Evaluation):
@@ -157,23 +150,30 @@ class Fewshot(FewshotOptions, Evaluation):
         if not sources:
             raise UserError("Which images? Name one or several data sets with --data.")
         unbalanced = pick_unbalanced(sources, self.per_class)
+        episode = {"ways": self.ways, "shots": self.shots, "queries": self.queries, "episodes": self.episodes}
         table = Table("data", "images", "accuracy", "95%", box=None, padding=(0, 2))
         results = []
         for source in sources:
             per_class = source in unbalanced
-            accuracy, data = self._measure(extractor, source, per_class)
-            score, interval = f"{accuracy.mean:.2f}", f"± {accuracy.interval95:.2f}"
-            table.add_row(str(data["name"]), f"{data['images']:,}", score, interval)
+            name = data_name(source) + (" (per class)" if per_class else "")
+            features, labels, classes, fingerprint = _all_splits(extractor, source)
+            seed = extractor.seed
+            accuracy = fewshot_accuracy(
+                features, labels, **episode, seed=seed, class_names=classes, per_class=per_class
+            )
+            table.add_row(name, f"{len(labels):,}", f"{accuracy.mean:.2f}", f"± {accuracy.interval95:.2f}")
             results.append(
                 extractor.result(
                     "fewshot",
                     accuracy.mean,
-                    setting=self._setting(extractor),
-                    metrics={"mean": accuracy.mean, "interval95": accuracy.interval95},
-                    data=data,
-                    settings=self._options()
-                    | {"per_class": per_class, "seed": extractor.seed}
-                    | {"size": extractor.encoder.transform.size},
+                    setting=f"{self.ways}-way {self.shots}-shot",
+                    changes={
+                        "queries": (self.queries, Fewshot.queries),
+                        "episodes": (self.episodes, Fewshot.episodes),
+                    },
+                    metrics=accuracy._asdict(),
+                    data={"name": name, "fingerprint": fingerprint, "images": len(labels)},
+                    settings={**episode, "per_class": per_class, "seed": seed},
                 )
             )
         if len(results) > 1:
@@ -182,54 +182,31 @@ class Fewshot(FewshotOptions, Evaluation):
         what = f"Few-shot, {self.ways}-way {self.shots}-shot, {self.episodes} episodes"
         return Report(results=tuple(results), title=extractor.title(what), table=table)
 
-    def _setting(self, extractor: Extractor) -> str:
-        return with_changes(
-            f"{self.ways}-way {self.shots}-shot",
-            queries=(self.queries, Fewshot.queries),
-            episodes=(self.episodes, Fewshot.episodes),
-            size=(extractor.encoder.transform.size, extractor.encoder.usual_size),
-        )
 
-    def _options(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("ways", "shots", "queries", "episodes")}
-
-    def _measure(
-        self, extractor: Extractor, source: Source, per_class: bool
-    ) -> tuple[FewShotAccuracy, dict[str, Any]]:
-        """The accuracy on all splits of a data set together, and what the data set was."""
-        size = extractor.encoder.transform.size
-        splits = open_all(source, size=size, exclude=extractor.exclude)
-        for images in splits:
-            extractor.say(describe(images, used=None))
-        classes = sorted({name for images in splits for name in images.classes})
-        values, labels, fingerprints = [], [], []
-        for images in splits:
-            require_labels(images)
-            found = extractor.features(images, extractor.encoder.transform.for_fewshot())
-            assert found.labels is not None
-            values.append(found.values)
-            labels.append(match_classes(found.labels, images.classes, classes))
-            fingerprints.append(images.fingerprint())
-        pool = torch.cat(values)
-        accuracy = fewshot_accuracy(
-            pool,
-            torch.cat(labels),
-            **self._options(),
-            seed=extractor.seed,
-            class_names=classes,
-            per_class=per_class,
-        )
-        name = data_name(source) + (" (per class)" if per_class else "")
-        return accuracy, {"name": name, "fingerprint": "+".join(fingerprints), "images": len(pool)}
+def _all_splits(extractor: Extractor, source: Source) -> tuple[Tensor, Tensor, list[str], str]:
+    """Features (N, D), labels (N,), names of the classes and a fingerprint of all splits of a source together."""
+    encoder = extractor.encoder
+    splits = open_all(source, size=encoder.transform.size, exclude=extractor.exclude)
+    for images in splits:
+        extractor.say(describe(images, used=None))
+        require_labels(images)
+    classes = sorted({name for images in splits for name in images.classes})
+    values, labels = [], []
+    for images in splits:
+        features = extractor.features(images, encoder.transform.for_fewshot())
+        assert features.labels is not None
+        values.append(features.values)
+        labels.append(match_classes(features.labels, images.classes, classes))
+    fingerprint = "+".join(images.fingerprint() for images in splits)
+    return torch.cat(values), torch.cat(labels), classes, fingerprint
 
 
 def pick_unbalanced(sources: Sequence[Source], wanted: Sequence[str] | None) -> list[Source]:
     """The data sets to be scored per class: those named (as with --data, or by their short names), or all."""
     if wanted is None:
         return []
-    chosen = [source for source in sources if source in wanted or data_name(source) in wanted]
-    known = {name for source in chosen for name in (source, data_name(source))}
-    unknown = next((name for name in wanted if name not in known), None)
-    if unknown is not None:
-        raise UserError(f"--per-class {unknown} is none of the data sets {', '.join(map(str, sources))}.")
-    return chosen if wanted else list(sources)
+    known = {name: source for source in sources for name in (source, data_name(source))}
+    for name in wanted:
+        if name not in known:
+            raise UserError(f"--per-class {name} is none of the data sets {', '.join(map(str, sources))}.")
+    return [known[name] for name in wanted] or list(sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
@@ -14,10 +14,9 @@ from torch.nn.functional import normalize
 
 from adasim.data import ImageSet, Subset
 from adasim.dist.processes import ALONE, Distributed
-from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
-from adasim.eval.features import extract
+from adasim.eval.evaluation import Evaluation, Extractor, Report
+from adasim.eval.features import check_positive, check_split, extract
 from adasim.eval.splits import require_labels
-from adasim.eval.tensors import check_positive, check_split
 from adasim.models import Backbone
 from adasim.models.transform import EvalTransform
 from adasim.neighbors import QuantizedRows, merge, search
@@ -40,30 +39,6 @@ class KnnAccuracy(NamedTuple):
     top5: float
 
 
-@overload
-def knn_accuracy(
-    train_features: Any,
-    train_labels: Any,
-    test_features: Any,
-    test_labels: Any,
-    k: int = 20,
-    temperature: float = 0.07,
-    ranks: Distributed = ALONE,
-) -> KnnAccuracy: ...
-
-
-@overload
-def knn_accuracy(
-    train_features: Any,
-    train_labels: Any,
-    test_features: Any,
-    test_labels: Any,
-    k: Sequence[int],
-    temperature: float = 0.07,
-    ranks: Distributed = ALONE,
-) -> dict[int, KnnAccuracy]: ...
-
-
 def knn_accuracy(
     train_features: Any,
     train_labels: Any,
@@ -72,7 +47,7 @@ def knn_accuracy(
     k: int | Sequence[int] = 20,
     temperature: float = 0.07,
     ranks: Distributed = ALONE,
-) -> KnnAccuracy | dict[int, KnnAccuracy]:
+) -> Any:
     """Classify each test image by a vote of its `k` nearest training images in cosine similarity.
 
     A neighbour at similarity s gives its class exp(s / temperature). Classes are ranked by their sum, ties by
@@ -83,41 +58,48 @@ def knn_accuracy(
         train_labels: (N,) whole numbers, in any range.
         test_features: (M, D).
         test_labels: (M,); each must occur among `train_labels`.
-        k: how many neighbours vote. A sequence gives a dict from each k to its accuracy, out of one search.
+        k: how many neighbours vote.
         temperature: DINO's 0.07.
         ranks: processes that have the same features and share the search.
+
+    Returns:
+        A `KnnAccuracy`; for a sequence of k, a dict from each k to its `KnnAccuracy`, out of one search.
 
     >>> train = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> knn_accuracy(train, [3, 8], torch.tensor([[2.0, 1.0]]), [3], k=1)
     KnnAccuracy(top1=100.0, top5=100.0)
     """
-    split = check_split(train_features, train_labels, test_features, test_labels)
+    sets = check_split(train_features, train_labels, test_features, test_labels)
     ks = sorted({k} if isinstance(k, int) else set(k))
     check_positive(temperature=temperature, k=min(ks, default=0))
-    if ks[-1] > len(split.train):
-        raise UserError(f"k={ks[-1]} is more than the {len(split.train)} training images. Lower k.")
+    if ks[-1] > len(sets.train):
+        raise UserError(f"k={ks[-1]} is more than the {len(sets.train)} training images. Lower k.")
 
-    voting = max(1, _SCORE_VALUES // len(split.classes))  # test images that vote at a time
-
-    def count() -> Tensor:
+    def count_hits() -> Tensor:
         """How often this process's share of the test images is right: (k, 2), top-1 and top-5."""
         hits = torch.zeros(len(ks), 2, dtype=torch.int64)
-        for start in range(ranks.rank * _QUERIES, len(split.test), ranks.world * _QUERIES):
-            labels = split.test_labels[start : start + _QUERIES]
-            similarities, ids = _nearest(split.test[start : start + _QUERIES], split.train, ks[-1])  # (B, K)
-            voters = split.train_labels[ids]
-            for first in range(0, len(ids), voting):
-                rows = slice(first, first + voting)
-                ranking = _ranks(
-                    similarities[rows], voters[rows], labels[rows], ks, temperature, len(split.classes)
+        voting = max(1, _SCORE_VALUES // len(sets.classes))  # test images that vote at a time
+        for start in range(ranks.rank * _QUERIES, len(sets.test), ranks.world * _QUERIES):
+            queries = slice(start, start + _QUERIES)
+            similarities, ids = _nearest(sets.test[queries], sets.train, ks[-1])  # (B, K)
+            for weights, voters, labels in zip(
+                # Relative to the best neighbour: the ranking is the same, and a low temperature does not overflow.
+                ((similarities - similarities[:, :1]) / temperature).exp().split(voting),
+                sets.train_labels[ids].split(voting),
+                sets.test_labels[queries].split(voting),
+                strict=True,
+            ):
+                places = _places(weights, voters, labels, ks, len(sets.classes))  # (k, B)
+                hits[:, 0] += (places < 1).sum(dim=1).cpu()
+                hits[:, 1] += (
+                    (places < torch.tensor(ks, device=places.device).clamp(max=5)[:, None]).sum(dim=1).cpu()
                 )
-                for place, (size, rank) in enumerate(zip(ks, ranking, strict=True)):
-                    hits[place, 0] += int((rank < 1).sum())
-                    hits[place, 1] += int((rank < min(5, size)).sum())
         return hits
 
-    everyones = [hits for hits in ranks.gather(ranks.run_with_heartbeat(count)) if hits is not None]
-    percent = (torch.stack(everyones).sum(0).double() * 100 / len(split.test)).tolist()
+    hits = torch.stack(
+        [part for part in ranks.gather(ranks.run_with_heartbeat(count_hits)) if part is not None]
+    )
+    percent = (hits.sum(0).double() * 100 / len(sets.test)).tolist()
     results = {size: KnnAccuracy(*row) for size, row in zip(ks, percent, strict=True)}
     return results[k] if isinstance(k, int) else results
 
@@ -129,37 +111,31 @@ def _nearest(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rows would double the memory of a large training set.
     """
     queries = normalize(queries.float(), dim=1)
-    step = max(k, _ROW_VALUES // rows.shape[1])
-    lists: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, len(rows), step):
-        part = normalize(rows[start : start + step].float(), dim=1)
+    best, best_ids = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+    best_ids = best_ids.to(queries.device)
+    first = 0
+    for part in rows.split(max(k, _ROW_VALUES // rows.shape[1])):
+        part = normalize(part.float(), dim=1)
         # An int8 copy takes about as long to make as 500 queries take to search; the answer is the same.
         worth = part.device.type == "cpu" and len(queries) >= _INT8_QUERIES and part.numel() >= 1 << 24
         quantized = QuantizedRows(part) if worth else None
-        similarities, ids = search(queries, part, min(k, len(part)), quantized=quantized, row_norm=1.001)
-        del part, quantized  # before the next ones are made
-        lists.append((similarities, ids + start))
-        if len(lists) == 2:
-            (best, best_ids), (more, more_ids) = lists
-            lists = [merge(torch.cat([best, more], dim=1), torch.cat([best_ids, more_ids], dim=1), k)]
-    return lists[0]
+        values, ids = search(queries, part, min(k, len(part)), quantized=quantized, row_norm=1.001)
+        best, best_ids = merge(torch.cat([best, values], dim=1), torch.cat([best_ids, ids + first], dim=1), k)
+        first += len(part)
+    return best, best_ids
 
 
-def _ranks(
-    similarities: Tensor, voters: Tensor, labels: Tensor, ks: list[int], temperature: float, num_classes: int
-) -> list[Tensor]:
-    """For each k, the place (0 is best) of the true class in the ranking of each row: a (B,) tensor."""
-    # Relative to the best neighbour: the ranking is the same, and a low temperature does not overflow.
-    weights = ((similarities - similarities[:, :1]) / temperature).exp()  # (B, K)
+def _places(weights: Tensor, voters: Tensor, labels: Tensor, ks: list[int], num_classes: int) -> Tensor:
+    """The place (0 is best) of the true class in the ranking of each row, for each k: (k, B)."""
     scores = weights.new_zeros(len(labels), num_classes)  # (B, C)
     smaller = torch.arange(num_classes, device=labels.device) < labels[:, None]
-    ranks, done = [], 0
+    places, done = [], 0
     for k in ks:  # ascending: each k adds the votes that the one before it did not count
         scores.scatter_add_(1, voters[:, done:k], weights[:, done:k])
         true = scores.gather(1, labels[:, None])
-        ranks.append(((scores > true) | ((scores == true) & smaller)).sum(dim=1))
+        places.append(((scores > true) | ((scores == true) & smaller)).sum(dim=1))
         done = k
-    return ranks
+    return torch.stack(places)
 
 
 def online_knn(
@@ -185,16 +161,8 @@ def online_knn(
     chosen = chosen[labels[chosen] >= 0][:max_images]
     if not len(chosen):
         return math.nan
-    unreadable: dict[int, str] = {}
-    features = extract(
-        backbone,
-        Subset(images, chosen),
-        transform,
-        device=device,
-        workers=workers,
-        progress=False,
-        unreadable=unreadable,
-    )
+    how: dict[str, Any] = {"device": device, "workers": workers, "progress": False, "unreadable": {}}
+    features = extract(backbone, Subset(images, chosen), transform, **how)
     usable = features.isfinite().all(dim=1)  # neither unreadable nor diverged
     features, labels = features[usable], labels[chosen][usable]
     asked = len(labels) // 5
@@ -202,10 +170,8 @@ def online_knn(
     known = torch.isin(labels[:asked], bank_labels)
     if not known.any():
         return math.nan
-    result = knn_accuracy(
-        bank, bank_labels, features[:asked][known], labels[:asked][known], k=min(k, len(bank))
-    )
-    return result.top1
+    queries = features[:asked][known], labels[:asked][known]
+    return knn_accuracy(bank, bank_labels, *queries, k=min(k, len(bank))).top1
 
 
 @EVALUATIONS.register("knn")
@@ -215,26 +181,21 @@ class Knn(KnnOptions, Evaluation):
 
     def run(self, extractor: Extractor) -> Report:
         split = extractor.open_split(self)
-        found = extractor.split_features(split)
-        ks = self.k
-        if ks is None:  # those that the training set allows
-            ks = tuple(k for k in PUBLISHED_K if k <= len(found.train_labels)) or PUBLISHED_K[:1]
-        scores = knn_accuracy(
-            *(found.train.values, found.train_labels, found.test.values, found.test_labels),
-            k=ks,
-            ranks=extractor.ranks,
-        )
+        sets = extractor.split_features(split)
+        # By default those that the training set allows.
+        ks = self.k or tuple(k for k in PUBLISHED_K if k <= len(sets.train_labels)) or PUBLISHED_K[:1]
+        train, test = (sets.train.values, sets.train_labels), (sets.test.values, sets.test_labels)
+        scores = knn_accuracy(*train, *test, k=ks, ranks=extractor.ranks)
         table = Table("k", "top-1", "top-5", box=None, padding=(0, 2))
         for k, score in scores.items():
             table.add_row(str(k), f"{score.top1:.2f}", f"{score.top5:.2f}", style="bold" if k == 20 else "")
         main = 20 if 20 in scores else max(scores)
-        encoder = extractor.encoder
         result = extractor.result(
             "knn",
             scores[main].top1,
-            setting=with_changes(f"k={main}", size=(encoder.transform.size, encoder.usual_size)),
+            setting=f"k={main}",
             metrics={f"top{n}_k{k}": score[i] for k, score in scores.items() for i, n in enumerate((1, 5))},
             data=split,
-            settings={"k": list(scores), "temperature": 0.07, "size": encoder.transform.size},
+            settings={"k": list(scores), "temperature": 0.07},
         )
         return Report(results=(result,), title=extractor.title("k-NN", split), table=table)

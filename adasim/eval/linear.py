@@ -1,45 +1,316 @@
-"""`adasim eval linear`: a linear layer on frozen features at the published rate, or at one chosen by a sweep.
+"""`adasim eval linear`: a linear layer on frozen features, by DINO's or SimSiam's protocol.
 
-The published protocols report the best epoch on the test images. A sweep looks at them once, at its end: it chooses
-its rate on held-out training images, and reports the last epoch.
+`dino`: SGD with momentum, no decay (Caron et al., 2021). `simsiam`: the same with LARS (Chen and He, 2021; You et
+al., 2017). Each can have the other's optimiser. Both begin at normal(0, 0.01) weights and zero biases, take the rate
+from lr * batch_size / 256 to 0 by a cosine that moves once an epoch, and report the best epoch on the test images.
+
+A sweep looks at the test images once, at its end: it chooses its rate on held-out training images, and reports the
+last epoch. All its rates are trained at once, as one stacked layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 from timm.models import VisionTransformer
 from torch import Tensor
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, Subset
-from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
-from adasim.eval.features import FeatureKind, encode, frozen
-from adasim.eval.probe import (
-    Batches,
-    LinearProtocol,
-    LinearResult,
-    linear_probe,
-    linear_probe_stream,
-    linear_protocol,
+from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_quick
+from adasim.eval.features import (
+    FeatureKind,
+    check_features,
+    check_labels,
+    check_positive,
+    check_split,
+    encode,
+    frozen,
 )
 from adasim.eval.splits import hold_out
 from adasim.models import EvalTransform
 from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS
+from adasim.util import seeding
 from adasim.util.errors import UserError
-from adasim.util.fields import Range
+from adasim.util.fields import Range, check_name
 
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""(B, D) features and their (B,) labels, batch after batch."""
+Optimizer = Literal["sgd", "lars"]
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""
 _ENCODED = 64
 """Images encoded at a time: the same ones, and so the same bits, where each rank's part is a multiple."""
 _SMALL_TRAINING_SET = 100_000  # below it, a published batch of 1024 or 4096 makes too few steps
+_LOGITS = 1 << 24  # test logits held at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearProtocol:
+    """Published settings."""
+
+    rate: float | None
+    """Learning rate per 256 images; None: nothing is published."""
+    conv_rate: float | None = None
+    """The same where the encoder is no ViT; None: `rate` as well."""
+    epochs: int
+    batch_size: int
+    optimizer: Optimizer
+    """SGD with momentum 0.9, plain or with gradients scaled by LARS (`lars_scale`)."""
+    scale_bias: bool = True
+    """Whether LARS scales the bias's gradient, too: so does apex's LARC, SimSiam's; DINO's LARS leaves it alone."""
+    features: FeatureKind
+    """What the layer sees: the encoder's own output, or the last blocks' CLS tokens."""
+    bilinear: bool
+    """Resize images bilinearly, and not as the encoder's own view does."""
+
+    def published_rate(self, is_vit: bool = True) -> float:
+        """The one rate for a ViT, or for another net."""
+        rate = self.rate if is_vit or self.conv_rate is None else self.conv_rate
+        if rate is None:
+            raise UserError(
+                f"No rate is published for this protocol with {self.optimizer}. Name one (--rates), or --sweep."
+            )
+        return rate
+
+
+_SIMSIAM = LinearProtocol(
+    rate=0.1, epochs=90, batch_size=4096, optimizer="lars", features="pooled", bilinear=True
+)
+LINEAR_PROTOCOLS: dict[str, LinearProtocol] = {
+    "dino": LinearProtocol(
+        rate=0.001,
+        conv_rate=0.03,
+        epochs=100,
+        batch_size=1024,
+        optimizer="sgd",
+        scale_bias=False,
+        features="linear-dino",
+        bilinear=False,
+    ),
+    "simsiam": _SIMSIAM,  # the rate of its code; the paper has 0.02
+    "simsiam-sgd": replace(_SIMSIAM, optimizer="sgd", rate=30.0, batch_size=256),  # tried in the same paper
+}
+"""By name. A method says by its `linear_protocol` which of them its encoders are measured by."""
+
+
+def linear_protocol(name: str, optimizer: str = "auto") -> LinearProtocol:
+    """The protocol of that name, with its own optimiser or with another."""
+    check_name("protocol", name, LINEAR_PROTOCOLS)
+    check_name("optimizer", optimizer, ("auto", "sgd", "lars"))
+    protocol = LINEAR_PROTOCOLS[name]
+    if optimizer in ("auto", protocol.optimizer):
+        return protocol
+    unpublished = replace(protocol, optimizer=cast(Optimizer, optimizer), rate=None, conv_rate=None)
+    return LINEAR_PROTOCOLS.get(f"{name}-{optimizer}", unpublished)
+
+
+class Score(NamedTuple):
+    """An accuracy in percent, and where it was reached (epochs count from 1)."""
+
+    top1: float
+    rate: float
+    epoch: int
+    top5: float
+
+
+@dataclass(frozen=True)
+class LinearResult:
+    """Test accuracy of every rate after every epoch. What is chosen by it is chosen on the test set."""
+
+    rates: tuple[float, ...]
+    """Learning rates per 256 images."""
+    top1: tuple[tuple[float, ...], ...]
+    """Percent, one row per epoch and one column per rate."""
+    top5: tuple[tuple[float, ...], ...]
+    """The same for the five likeliest classes."""
+
+    def scores(self, epoch: int) -> tuple[Score, ...]:
+        """Each rate's score after an epoch (from 1)."""
+        rows = zip(self.top1[epoch - 1], self.rates, self.top5[epoch - 1], strict=True)
+        return tuple(Score(top1, rate, epoch, top5) for top1, rate, top5 in rows)
+
+    def last_epochs(self) -> tuple[Score, ...]:
+        """Each rate's last epoch."""
+        return self.scores(len(self.top1))
+
+    @property
+    def best(self) -> Score:
+        """The best epoch: how both papers report. Of several rates, the best one."""
+        epochs = range(1, len(self.top1) + 1)
+        return max((score for epoch in epochs for score in self.scores(epoch)), key=lambda score: score.top1)
+
+    @property
+    def last(self) -> Score:
+        """The last epoch; of several rates, that of the one which ends best."""
+        return max(self.last_epochs(), key=lambda score: score.top1)
+
+
+def linear_probe(
+    train_features: Any,
+    train_labels: Any,
+    test_features: Any,
+    test_labels: Any,
+    *,
+    num_classes: int | None = None,
+    rates: Sequence[float] | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    protocol: str = "dino",
+    optimizer: str = "auto",
+    seed: int = 0,
+) -> LinearResult:
+    """Train linear heads on frozen features, and score them on the test set after every epoch.
+
+    Args:
+        train_features: (N, D), used as they are: every epoch sees the same features (the quick mode). Or a function
+            from an epoch (from 0) to its batches of features (B, D) and labels (B,), as augmentation asks for: one
+            pass of the backbone feeds all rates.
+        train_labels: (N,) whole numbers, in any range; None beside a function.
+        test_features: (M, D).
+        test_labels: (M,); each must occur among `train_labels`.
+        num_classes: beside a function, whose labels are 0..num_classes-1.
+        rates: learning rates per 256 images, one head each; None takes the published one (DINO's for a ViT).
+        epochs: None takes the published number.
+        batch_size: of a full batch, which scales the rates; None takes the published one.
+        protocol: a name of `LINEAR_PROTOCOLS`.
+        optimizer: `sgd` or `lars`, if not the protocol's own.
+    """
+    published = linear_protocol(protocol, optimizer)
+    rates = (published.published_rate(),) if rates is None else tuple(float(rate) for rate in rates)
+    epochs = published.epochs if epochs is None else epochs
+    batch_size = published.batch_size if batch_size is None else batch_size
+    check_positive(epochs=epochs, batch_size=batch_size, rates=min(rates, default=0))
+    if callable(train_features):
+        classes = num_classes or 0
+        test = check_features(test_features, "test_features")
+        test_labels = _check_batch(test, test_labels, test.shape[1], classes).to(test.device)
+
+        def epoch_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+            for features, labels in train_features(epoch):
+                yield features, _check_batch(features, labels, test.shape[1], classes)
+
+    else:
+        train, labels, test, test_labels, seen = check_split(
+            train_features, train_labels, test_features, test_labels
+        )
+        classes = len(seen)
+
+        def epoch_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+            order = seeding.permutation(seed, "linear order", epoch, len(train)).to(train.device)
+            for ids in order.split(batch_size):
+                yield train.index_select(0, ids), labels[ids]
+
+    lars = published.optimizer == "lars"
+    scaled = (lars, lars and published.scale_bias)
+    heads = StackedHeads(len(rates), test.shape[1], classes, seed, scaled, test.device)
+    peak = torch.tensor(rates, device=test.device) * batch_size / 256
+    accuracies = []
+    for epoch in range(epochs):
+        lr = peak * (0.5 * (1 + math.cos(math.pi * epoch / epochs)))
+        images = 0
+        for features, targets in epoch_batches(epoch):
+            heads.step(features.to(test.device, torch.float32), targets.to(test.device), lr)
+            images += len(targets)
+        if not images:
+            raise UserError(f"Epoch {epoch} of the linear probe has no images. Check the training split.")
+        accuracies.append(_accuracy(heads, test, test_labels))
+    top1, top5 = zip(*accuracies, strict=True)
+    return LinearResult(rates, top1, top5)
+
+
+def _check_batch(features: Any, labels: Any, dim: int, num_classes: int) -> Tensor:
+    """The labels of a batch that fits a head of `num_classes` over width `dim`, as int64."""
+    features = check_features(features, "a training batch")
+    labels = check_labels(labels, len(features), "the labels of a training batch")
+    if features.shape[1] != dim or int(labels.max()) >= num_classes:
+        raise UserError(
+            f"A batch is {features.shape[1]} wide with labels up to {int(labels.max())}, but test_features are {dim} "
+            f"wide and num_classes={num_classes}."
+        )
+    return labels
+
+
+class StackedHeads:
+    """R linear heads over the same features: one product forward, one back, then each head's own step.
+
+    All heads begin at the same weights, so that what a rate reaches does not depend on its company. `scaled` says
+    whether LARS scales the gradients of the weights, and of the biases.
+    """
+
+    def __init__(
+        self,
+        rates: int,
+        dim: int,
+        num_classes: int,
+        seed: int,
+        scaled: tuple[bool, bool],
+        device: torch.device,
+    ) -> None:
+        with seeding.seeded(seeding.key(seed, "linear head")):
+            weight = torch.empty(num_classes, dim).normal_(std=0.01)
+        self.weight = weight.to(device).repeat(rates, 1, 1)  # (R, C, D)
+        self.bias = torch.zeros(rates, num_classes, device=device)  # (R, C)
+        self.scaled = scaled
+        self._velocity = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(B, D) features to (R, C, B) logits: images innermost, so that a softmax over classes is fast."""
+        flat = torch.addmm(self.bias.view(-1, 1), self.weight.flatten(0, 1), features.T)
+        return flat.view(*self.bias.shape, len(features))
+
+    def step(self, features: Tensor, labels: Tensor, lr: Tensor) -> None:
+        """One SGD step of every head on the batch's mean cross-entropy; `lr` is one rate per head, (R,)."""
+        # The gradient of the logits in closed form: (softmax - one-hot) / B.
+        error = torch.softmax(self.logits(features), dim=1)  # (R, C, B)
+        places = labels.expand(len(lr), 1, -1)
+        error.scatter_add_(1, places, error.new_tensor(-1.0).expand_as(places))
+        error = error.div_(len(labels)).flatten(0, 1)  # (R * C, B)
+        gradients = [(error @ features).view_as(self.weight), error.sum(dim=1).view_as(self.bias)]
+        for value, gradient, velocity, scaled in zip(
+            (self.weight, self.bias), gradients, self._velocity, self.scaled, strict=True
+        ):
+            per_head = (-1, *[1] * (value.ndim - 1))
+            if scaled:
+                gradient *= lars_scale(value, gradient).view(per_head)
+            velocity.mul_(0.9).add_(gradient)
+            value.addcmul_(velocity, lr.view(per_head), value=-1)
+
+
+def lars_scale(value: Tensor, gradient: Tensor, trust: float = 0.001) -> Tensor:
+    """LARS without decay (LARC without clipping): trust * |w| / |g| for each of R stacked tensors, shape (R,).
+
+    Where either norm is 0 (a bias at its start) the gradient stays as it is, as in apex, which SimSiam used.
+    """
+    norm = torch.linalg.vector_norm(value.flatten(1), dim=1)
+    slope = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+    return torch.where((norm != 0) & (slope != 0), trust * norm / (slope + 1e-8), 1.0)
+
+
+def _accuracy(heads: StackedHeads, features: Tensor, labels: Tensor) -> tuple[tuple[float, ...], ...]:
+    """Percent right per head, and percent among the five likeliest classes.
+
+    Logits that are not finite are never right: a rate that diverged scores 0.
+    """
+    hits = torch.zeros(2, len(heads.bias), dtype=torch.int64, device=features.device)
+    step = max(1, _LOGITS // heads.bias.numel())
+    for some, truth in zip(features.split(step), labels.split(step), strict=True):
+        logits = heads.logits(some.float())  # (R, C, B)
+        best, guess = logits.max(dim=1)  # (R, B)
+        own = logits.gather(1, truth.expand(len(logits), 1, -1))  # (R, 1, B)
+        hits[0] += ((guess == truth) & best.isfinite()).sum(dim=1)
+        hits[1] += (((logits > own).sum(dim=1) < 5) & best.isfinite()).sum(dim=1)
+    return tuple(tuple(row) for row in (hits.double() * 100 / len(features)).tolist())
+
+
+# ---- the evaluation ----
 
 
 @EVALUATIONS.register("linear")
@@ -48,11 +319,16 @@ class Linear(LinearOptions, Evaluation):
     """Measures what its options, in adasim/options.py, ask for."""
 
     def run(self, extractor: Extractor) -> Report:
-        encoder = extractor.encoder
-        mode = "quick" if pick_mode(self.quick, self.augmented, extractor.small) else "augmented"
+        quick = pick_quick(self.quick, self.augmented, self.flip != LinearOptions.flip, extractor.small)
+        mode = "quick" if quick else "augmented"
+        encoder, seed = extractor.encoder, extractor.seed
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
         published = linear_protocol(protocol, self.optimizer)
-        rates = self._rates(published, is_vit=isinstance(encoder.backbone.net, VisionTransformer))
+        if self.sweep and self.rates is not None and len(self.rates) < 2:
+            raise UserError("--sweep chooses between rates: name several with --rates, or none for its own.")
+        is_vit = isinstance(encoder.backbone.net, VisionTransformer)
+        rates = self.rates or (SWEEP if self.sweep else (published.published_rate(is_vit),))
+
         split = extractor.open_split(self)
         transform = encoder.transform.bilinear() if published.bilinear else encoder.transform
         features = extractor.split_features(split, transform, published.features)
@@ -64,27 +340,32 @@ class Linear(LinearOptions, Evaluation):
 
         def probe(rows: Tensor, test: Tensor, test_labels: Tensor, rates: Sequence[float]) -> LinearResult:
             """Heads trained on these rows of the training images, and scored on `test` after every epoch."""
-            settings: dict[str, Any] = {
-                "rates": rates,
-                "epochs": self.epochs,
-                "batch_size": batch_size if len(rows) == len(labels) else min(batch_size, len(rows)),
-                "protocol": protocol,
-                "optimizer": self.optimizer,
-                "seed": extractor.seed,
-            }
-            if mode == "quick":
-                return linear_probe(train[rows], labels[rows], test, test_labels, **settings)
-            images = Subset(split.train, features.train.ids[rows])
-            views = linear_views(transform, self.flip)
-            batches = augmented_batches(
-                extractor, images, labels[rows], views, published.features, settings["batch_size"]
+            batch = batch_size if len(rows) == len(labels) else min(batch_size, len(rows))
+            inputs: Any = train[rows]
+            if not quick:
+                images, views = (
+                    Subset(split.train, features.train.ids[rows]),
+                    linear_views(transform, self.flip),
+                )
+                inputs = augmented_batches(extractor, images, labels[rows], views, published.features, batch)
+                test = test.to(extractor.device)
+            return linear_probe(
+                inputs,
+                labels[rows] if quick else None,
+                test,
+                test_labels,
+                num_classes=None if quick else len(split.train.classes),
+                rates=rates,
+                epochs=self.epochs,
+                batch_size=batch,
+                protocol=protocol,
+                optimizer=self.optimizer,
+                seed=seed,
             )
-            classes, there = len(split.train.classes), test.to(extractor.device)
-            return linear_probe_stream(batches, there, test_labels, num_classes=classes, **settings)
 
         tried = None
         if len(rates) > 1:
-            rest, held = hold_out(labels, len(labels), extractor.seed, "Name one rate: --rates RATE.")
+            rest, held = hold_out(labels, len(labels), seed, "Name one rate: --rates RATE.")
             extractor.say(
                 f"A sweep of {len(rates)} rates: they are scored on {len(held):,} of the {len(labels):,} training "
                 f"images, which are held out, and the best one then learns from all."
@@ -92,27 +373,27 @@ class Linear(LinearOptions, Evaluation):
             tried = probe(rest, train[held], labels[held], rates)
             rates = (tried.last.rate,)
         result = probe(torch.arange(len(labels)), features.test.values, features.test_labels, rates)
-        best, last = result.best, result.last
+
+        best, last, epochs = result.best, result.last, len(result.top1)
         metrics: dict[str, Any] = {"rate": last.rate, "top1_last": last.top1, "top5_last": last.top5}
         if tried is not None:
-            choice = "swept rate"
+            choice, value = "swept rate", last.top1
             held_out = [score.top1 for score in tried.last_epochs()]
             metrics |= {"rates": list(tried.rates), "held_out_top1_by_rate": held_out}
         else:
-            choice = "published rate" if self.rates is None else f"rate={last.rate:g}"
+            choice, value = "published rate" if self.rates is None else f"rate={last.rate:g}", best.top1
             metrics |= {"top1_best": best.top1, "top5_best": best.top5, "best_epoch": best.epoch}
         line = extractor.result(
             "linear",
-            best.top1 if tried is None else last.top1,
-            setting=with_changes(
-                f"{protocol}, {mode}, {choice}",
-                epochs=(len(result.top1), published.epochs),
-                batch=(batch_size, usual),
-                optimizer=(published.optimizer, linear_protocol(protocol).optimizer),
-                flip=(self.flip, LinearOptions.flip),
-                rates=(SWEEP if tried is None else tried.rates, SWEEP),
-                size=(encoder.transform.size, encoder.usual_size),
-            ),
+            value,
+            setting=f"{protocol}, {mode}, {choice}",
+            changes={
+                "epochs": (epochs, published.epochs),
+                "batch": (batch_size, usual),
+                "optimizer": (published.optimizer, linear_protocol(protocol).optimizer),
+                "flip": (self.flip, LinearOptions.flip),
+                "rates": (tried.rates if tried else SWEEP, SWEEP),
+            },
             metrics=metrics,
             data=split,
             settings={
@@ -121,37 +402,27 @@ class Linear(LinearOptions, Evaluation):
                 "optimizer": published.optimizer,
                 "flip": self.flip,
                 "rate": choice,
-                "epochs": len(result.top1),
+                "epochs": epochs,
                 "batch_size": batch_size,
-                "size": encoder.transform.size,
             },
         )
         title = extractor.title(f"Linear ({protocol}, {mode}, {choice})", split)
         sentences = _sentences(tried, last.rate, is_published=self.rates is None, small=small)
         return Report(results=(line,), title=title, table=_table(result, tried), sentences=sentences)
 
-    def _rates(self, published: LinearProtocol, is_vit: bool) -> tuple[float, ...]:
-        """The one rate to train at, or those to choose from."""
-        if not self.sweep:
-            return self.rates or (published.published_rate(is_vit),)
-        if self.rates is not None and len(self.rates) < 2:
-            raise UserError("--sweep chooses between rates: name several with --rates, or none for its own.")
-        return self.rates or SWEEP
-
 
 def _table(result: LinearResult, tried: LinearResult | None) -> Table:
     """What a sweep tried, on held-out images; then the rate on the test images, the figure to report in bold."""
-    rows = [("held out", score, "") for score in tried.last_epochs()] if tried else []
-    rows += [("test, last epoch", result.last, "bold")] if tried else []
-    rows += (
-        [] if tried else [("test, best epoch", result.best, "bold"), ("test, last epoch", result.last, "")]
-    )
-    table = Table("images", box=None, padding=(0, 2))
-    for heading in ("rate", "epoch", "top-1", "top-5"):
-        table.add_column(heading, justify="right")
+    if tried:
+        rows = [("held out", score, "") for score in tried.last_epochs()]
+        rows.append(("test, last epoch", result.last, "bold"))
+    else:
+        rows = [("test, best epoch", result.best, "bold"), ("test, last epoch", result.last, "")]
+    figures = (Column(heading, justify="right") for heading in ("rate", "epoch", "top-1", "top-5"))
+    table = Table("images", *figures, box=None, padding=(0, 2))
     for images, score, style in rows:
-        figures = (f"{score.rate:g}", str(score.epoch), f"{score.top1:.2f}", f"{score.top5:.2f}")
-        table.add_row(images, *figures, style=style)
+        words = (f"{score.rate:g}", str(score.epoch), f"{score.top1:.2f}", f"{score.top5:.2f}")
+        table.add_row(images, *words, style=style)
     return table
 
 
@@ -206,15 +477,14 @@ def augmented_batches(
     The images left over at an epoch's end are dropped; each epoch leaves others. Each rank reads and encodes its part
     of a batch, and all of them get the whole: every one then takes the step that one process alone would take.
     """
-    device, ranks = extractor.device, extractor.ranks
-    backbone = extractor.encoder.backbone.to(device)
+    backbone, ranks = extractor.encoder.backbone, extractor.ranks
     loader = PairLoader(
         images,
         views,
         batch_size=batch_size,
         seed=extractor.seed,
         workers=extractor.workers,
-        device=device,
+        device=extractor.device,
         rank=ranks.rank,
         world=ranks.world,
     )

@@ -2,33 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
-from rich.table import Table
+import torch.nn.functional as F
+from rich.table import Column, Table
+from timm.models import VisionTransformer
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as TF
 
-from adasim.data.masks import class_names, count_classes
+from adasim.data import ImageSet
+from adasim.data.masks import IGNORE, blank, class_names, count_classes, require_same_size
+from adasim.data.pool import read_batches
 from adasim.dist.collectives import mean_over_ranks
+from adasim.dist.devices import image_layout
 from adasim.dist.processes import ALONE, Distributed
-from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_mode, with_changes
-from adasim.eval.iou import Confusion, MeanIou, check_masks
-from adasim.eval.patches import MaskBatches, PatchFeatures, counted
-from adasim.eval.splits import Split
-from adasim.eval.tensors import check_positive
+from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_quick
+from adasim.eval.features import check_positive, finite_rows, frozen, require_finite, require_size, some_ids
 from adasim.options import SegmentationOptions
 from adasim.registry import EVALUATIONS
 from adasim.util import seeding
 from adasim.util.errors import UserError
 from adasim.util.terminal import progress_bar
 
-SEGMENTATION_SIZE = 2
-"""Segmentation looks at images twice the side of the encoder's own: 448 for 224, as published."""
+Things = TypeVar("Things", Tensor, Sequence[Tensor])
+MaskBatches = Iterable[tuple[Tensor, Tensor]]
+"""(B, D, h, w) patch features and their (B, H, W) masks, batch after batch."""
+HELD_BYTES = 2 * 1024**3
+"""Patch features up to this size are made once and held; larger ones are made anew for every epoch."""
+_ENLARGED = 2  # images are looked at at twice the side of the encoder's own: 448 for 224, as published
 _LOGITS = 1 << 25  # upsampled logits held at a time: 128 MB
+_PIXELS = 1 << 22  # pixels counted at a time
+
+# ---- the score ----
+
+
+class MeanIou(NamedTuple):
+    """Intersection over union in percent, from counts over all pixels of all images."""
+
+    miou: float
+    """Mean over all classes; a class that is in no mask and no prediction counts 0, as published."""
+    miou_present: float
+    """The same mean without such absent classes."""
+    iou: tuple[float, ...]
+    """Per class; 0 for an absent one."""
+
+
+class Confusion:
+    """Counts of (true class, predicted class) pixels, over as many images as are added."""
+
+    def __init__(self, num_classes: int, ignore: int = 255, left_out: Sequence[int] = ()) -> None:
+        check_positive(num_classes=num_classes)
+        self.num_classes = num_classes
+        self.ignore = ignore
+        self.left_out = [i for i in left_out if 0 <= i < num_classes]
+        self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)  # (true, predicted)
+
+    def add(self, predictions: Tensor, targets: Tensor) -> None:
+        """Count class ids of equal shapes; pixels whose target is `ignore` are left out."""
+        C = self.num_classes
+        if predictions.shape != targets.shape:
+            raise UserError(
+                f"The predictions have shape {tuple(predictions.shape)} and the masks {tuple(targets.shape)}. Resize "
+                f"one to the other before they are compared."
+            )
+        check_masks(targets, C, self.ignore)
+        for guess, truth in zip(
+            predictions.flatten().split(_PIXELS), targets.flatten().split(_PIXELS), strict=True
+        ):
+            scored = truth != self.ignore
+            guess, truth = guess[scored].to(torch.int64), truth[scored].to(torch.int64)
+            if len(guess) and not 0 <= int(guess.min()) <= int(guess.max()) < C:
+                raise UserError(f"The predictions hold ids outside 0 to {C - 1}. Raise num_classes.")
+            self.counts += torch.bincount(truth * C + guess, minlength=C * C).view(C, C).cpu()
+
+    def result(self) -> MeanIou:
+        """IoU = tp / (tp + fp + fn) of each class, and its means."""
+        both = self.counts.diagonal()  # tp
+        either = self.counts.sum(dim=0) + self.counts.sum(dim=1) - both  # tp + fp + fn
+        if not either.any():
+            raise UserError(
+                f"Every pixel of the masks is {self.ignore} (ignored), so there is nothing to score."
+            )
+        iou = 100 * both.double() / either.clamp(min=1)
+        scored = torch.ones(self.num_classes, dtype=torch.bool)
+        scored[self.left_out] = False
+        present = scored & (either > 0)
+        return MeanIou(float(iou[scored].mean()), float(iou[present].mean()), tuple(iou.tolist()))
+
+
+def miou(predictions: Tensor, targets: Tensor, num_classes: int, ignore: int = 255) -> MeanIou:
+    """Mean intersection over union of class ids, both of shape (images, H, W) or any other equal shape."""
+    confusion = Confusion(num_classes, ignore)
+    confusion.add(predictions, targets)
+    return confusion.result()
+
+
+def check_masks(masks: Tensor, num_classes: int, ignore: int) -> None:
+    """Refuse masks with other ids than 0..num_classes-1 and `ignore`."""
+    if masks.is_floating_point() or masks.is_complex() or masks.dtype == torch.bool:
+        raise UserError(f"The masks hold {masks.dtype}; give whole numbers, one id per class.")
+    unknown = masks[((masks < 0) | (masks >= num_classes)) & (masks != ignore)].unique().tolist()
+    if unknown:
+        raise UserError(
+            f"The masks hold {some_ids(unknown)}; this data set has classes 0 to {num_classes - 1}, "
+            f"and {ignore} for pixels to ignore. Remap the masks or raise num_classes."
+        )
+
+
+# ---- the layer ----
 
 
 @dataclass(frozen=True)
@@ -56,12 +143,12 @@ class LinearSegmenter(nn.Module):
         with seeding.seeded(seeding.key(seed, "segmentation head")):
             self.head = nn.Conv2d(dim, num_classes, kernel_size=1)
 
-    def forward(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+    def forward(self, features: Tensor, size: tuple[int, ...]) -> Tensor:
         """(B, D, h, w) features to (B, C, H, W) logits."""
         return F.interpolate(self.head(features), size=size, mode="bilinear", align_corners=False)
 
     @torch.no_grad()
-    def predict(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+    def predict(self, features: Tensor, size: tuple[int, ...]) -> Tensor:
         """The likeliest class of each pixel, (B, H, W) int64."""
         parts = features.split(self._images_at_a_time(size))
         return torch.cat([self(part, size).argmax(dim=1) for part in parts])
@@ -77,7 +164,7 @@ class LinearSegmenter(nn.Module):
         [labelled] = ranks.all_mean(int((masks != ignore).sum()))
         if not labelled:
             return False
-        size = (masks.shape[1], masks.shape[2])
+        size = tuple(masks.shape[1:])
         step = self._images_at_a_time(size)
         for some_features, some_masks in zip(features.split(step), masks.split(step), strict=True):
             if len(some_masks):
@@ -89,8 +176,8 @@ class LinearSegmenter(nn.Module):
             parameter.grad = mean_over_ranks(mine)
         return True
 
-    def _images_at_a_time(self, size: tuple[int, int]) -> int:
-        return max(1, _LOGITS // (self.head.out_channels * size[0] * size[1]))
+    def _images_at_a_time(self, size: tuple[int, ...]) -> int:
+        return max(1, _LOGITS // (self.head.out_channels * math.prod(size)))
 
 
 def linear_segmentation(
@@ -122,42 +209,190 @@ def linear_segmentation(
     check_positive(dim=dim, num_classes=num_classes, epochs=epochs, lr=lr)
     model = LinearSegmenter(dim, num_classes, seed).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+
+    def checked(batches: MaskBatches) -> MaskBatches:
+        for features, masks in batches:
+            if (
+                features.ndim != 4
+                or features.shape[1] != dim
+                or masks.ndim != 3
+                or len(masks) != len(features)
+            ):
+                raise UserError(
+                    f"A segmentation batch has features {tuple(features.shape)} and masks {tuple(masks.shape)}; "
+                    f"give (images, {dim}, rows, columns) and (images, height, width)."
+                )
+            if len(features) and not finite_rows(features).all():
+                raise UserError(
+                    "The patch features hold a NaN or infinite value. Extract them again in fp32."
+                )
+            check_masks(masks, num_classes, ignore)
+            yield features.to(device, torch.float32), masks.to(device)
+
     scores = []
     for epoch in range(epochs):
-        for features, masks in epoch_batches(epoch):
-            features, masks = _checked(features, masks, dim, num_classes, ignore, device)
+        for features, masks in checked(epoch_batches(epoch)):
             optimizer.zero_grad()
             # A batch of ignored pixels alone makes no step.
             if model.backward(features, masks, ignore, ranks):
                 optimizer.step()
         confusion = Confusion(num_classes, ignore, left_out)
-        for features, masks in test_batches():
-            features, masks = _checked(features, masks, dim, num_classes, ignore, device)
+        for features, masks in checked(test_batches()):
             if len(masks):
-                confusion.add(model.predict(features, (masks.shape[1], masks.shape[2])), masks)
+                confusion.add(model.predict(features, tuple(masks.shape[1:])), masks)
         confusion.counts = torch.stack(ranks.gather(confusion.counts)).sum(0)
         scores.append(confusion.result())
     return SegmentationResult(tuple(scores))
 
 
-def _checked(
-    features: Tensor,
-    masks: Tensor,
-    dim: int,
-    num_classes: int,
-    ignore: int,
-    device: torch.device | str,
+# ---- its inputs ----
+
+
+class PatchFeatures:
+    """The patch features of images, and their masks, as `linear_segmentation` asks for them.
+
+    Images are squashed to `size`; masks too, unless they are smaller arrays, which are scored as they are. Several
+    processes share the images: each trains on its rows of a batch, and is tested on its batches.
+
+    Args:
+        images: with masks.
+        ids: which of them.
+        blocks: of a ViT, how many of the last blocks; a convolutional net has its last feature map.
+        ignore: ids that become `IGNORE`.
+        flip: how often an augmented image is mirrored.
+    """
+
+    def __init__(
+        self,
+        extractor: Extractor,
+        images: ImageSet,
+        ids: Tensor,
+        *,
+        size: int,
+        blocks: int,
+        batch_size: int,
+        ignore: Sequence[int] = (),
+        flip: float = 0.5,
+    ) -> None:
+        self.extractor, self.ranks, self.device = extractor, extractor.ranks, extractor.device
+        self.backbone = extractor.encoder.backbone
+        self.images, self.ids, self.size, self.batch_size = images, ids, size, batch_size
+        self.blocks = blocks if isinstance(self.backbone.net, VisionTransformer) else 1
+        self.ignore, self.flip = ignore, flip
+        array = images.as_array()
+        self.mask_size = size if array is None else min(size, max(array.shape[-2:]))
+        self.workers = 0 if array is not None else extractor.workers
+        self._held: tuple[Tensor, Tensor] | None = None
+        require_size(self.backbone, size)
+        self.shape = self._patches(torch.zeros(1, 3, size, size, device=self.device)).shape[1:]  # (D, h, w)
+        self.bytes = self.shape.numel() * 4 * len(ids)
+
+    def hold(self, share: bool = False) -> bool:
+        """Make this process's features now and keep them, if all of them fit; with `share`, all processes have all.
+        Epochs then differ in their order alone."""
+        if self._held is None and self.bytes <= HELD_BYTES:
+            batches, is_main = self._batches(), self.ranks.is_main
+            with progress_bar(f"{self.images.name}: patch features", sum(map(len, batches)), is_main) as bar:
+                made = list(counted(self._make(batches or [self.ids[:0]], None), bar))
+            features, masks = map(torch.cat, zip(*made, strict=True))
+            if share:
+                counts = self.ranks.gather(len(features))
+                features, masks = (self.ranks.gather_rows(part, counts) for part in (features, masks))
+            self._held = features, masks
+        return self._held is not None
+
+    def shuffled(self, epoch: int) -> MaskBatches:
+        """This process's rows of the batches of a training epoch, which may be none: from what is held and shared, or
+        from freshly augmented images."""
+        order = seeding.permutation(self.extractor.seed, "segmentation order", epoch, len(self.ids))
+        batches = [_share(self.ranks, rows) for rows in order.split(self.batch_size)]
+        if self._held is None:
+            return self._make([self.ids[rows] for rows in batches], epoch)
+        features, masks = self._held
+        return ((features[rows], masks[rows]) for rows in batches)
+
+    def in_order(self) -> MaskBatches:
+        """This process's batches of the images as they are."""
+        if self._held is None:
+            return self._make(self._batches(), None)
+        features, masks = self._held
+        return zip(features.split(self.batch_size), masks.split(self.batch_size), strict=True)
+
+    def _batches(self) -> Sequence[Tensor]:
+        return _share(self.ranks, self.ids.split(self.batch_size))
+
+    def _make(self, batches: Sequence[Tensor], epoch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features and masks of these images, warped as in that epoch if there is one."""
+        shapes = [(3, self.size, self.size), (self.mask_size, self.mask_size)]
+        for numbers, (pixels, masks), failed in read_batches(self._load, batches, shapes, self.workers):
+            masks = masks.to(self.device)
+            if not len(numbers):
+                yield torch.empty(0, *self.shape, device=self.device), masks
+                continue
+            for problem in failed.values():
+                raise UserError(f"An image or mask cannot be read: {problem}. Repair or remove it.")
+            views = self.extractor.encoder.transform.normalise(pixels.to(self.device))
+            if epoch is not None:
+                views, masks = warp(views, masks, self.extractor.seed, epoch, numbers, self.flip)
+            patches = self._patches(views)
+            require_finite(patches, self.backbone)
+            yield patches, masks
+
+    def _patches(self, views: Tensor) -> Tensor:
+        """(B, blocks * D, h, w)."""
+        views = views.contiguous(memory_format=image_layout(views.device))
+        with frozen(self.backbone), torch.no_grad():
+            blocks = self.backbone.tokens(views, self.blocks)
+            return torch.cat([patches for _, patches in blocks], dim=1).float()
+
+    def _load(self, i: int) -> tuple[Tensor, Tensor]:
+        """Image i and its mask, uint8 (3, size, size) and uint8 (mask_size, mask_size)."""
+        picture = self.images.load(i)
+        mask = blank(require_same_size(picture, self.images.mask(i), self.images.where(i)), self.ignore)
+        cubic, nearest = InterpolationMode.BICUBIC, InterpolationMode.NEAREST_EXACT
+        if list(picture.shape[-2:]) != [self.size] * 2:
+            picture = TF.resize(picture, [self.size] * 2, interpolation=cubic, antialias=True)
+        if list(mask.shape) != [self.mask_size] * 2:
+            mask = TF.resize(mask[None], [self.mask_size] * 2, interpolation=nearest)[0]
+        return picture, mask
+
+
+def _share(ranks: Distributed, things: Things) -> Things:
+    """This process's share of things, in order, of which every process has about as many."""
+    count, world = len(things), ranks.world
+    return things[ranks.rank * count // world : (ranks.rank + 1) * count // world]
+
+
+def counted(batches: MaskBatches, advance: Callable[[int], None]) -> MaskBatches:
+    """The same batches; each is counted once it was used."""
+    for features, masks in batches:
+        yield features, masks
+        advance(len(masks))
+
+
+def warp(
+    views: Tensor, masks: Tensor, seed: int, epoch: int, ids: Tensor, flip: float = 0.5
 ) -> tuple[Tensor, Tensor]:
-    """A batch on the device in fp32, or a UserError."""
-    if features.ndim != 4 or features.shape[1] != dim or masks.ndim != 3 or len(masks) != len(features):
-        raise UserError(
-            f"A segmentation batch has features {tuple(features.shape)} and masks {tuple(masks.shape)}; "
-            f"give (images, {dim}, rows, columns) and (images, height, width)."
-        )
-    if not torch.isfinite(features).all():
-        raise UserError("The patch features hold a NaN or infinite value. Extract them again in fp32.")
-    masks = check_masks(masks, num_classes, ignore)
-    return features.to(device, torch.float32), masks.to(device)
+    """Flip with that probability, turn by up to 5 degrees, scale by 0.75 to 1.25: images and masks alike.
+
+    What comes in from outside the image has the mean colour and is ignored; the published pipeline labels it 0.
+    """
+    u = seeding.uniform(seed, "segmentation view", epoch, ids.cpu(), 3).float().to(views.device)
+    mirror = torch.where(u[:, 0] < flip, -1.0, 1.0)
+    angle = math.radians(5) * (2 * u[:, 1] - 1)
+    zoom = 1 / (0.75 + 0.5 * u[:, 2])
+    zero = torch.zeros_like(angle)
+    rows = [mirror * zoom * angle.cos(), -zoom * angle.sin(), zero]
+    rows += [mirror * zoom * angle.sin(), zoom * angle.cos(), zero]
+    theta = torch.stack(rows, dim=1).view(-1, 2, 3)
+
+    def moved(images: Tensor, mode: str) -> Tensor:
+        grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, mode=mode, align_corners=False)
+
+    shifted = masks[:, None].float() - IGNORE  # outside is 0, and so becomes the ignored id
+    turned = moved(shifted, "nearest")[:, 0] + IGNORE
+    return moved(views, "bilinear"), turned.round().to(masks.dtype)
 
 
 # ---- the evaluation ----
@@ -179,87 +414,33 @@ _PUBLISHED = _Training(epochs=60, batch_size=16, lr=0.1)
 class Segmentation(SegmentationOptions, Evaluation):
     """Measures what its options, in adasim/options.py, ask for."""
 
-    named_size: ClassVar[int | None] = 224 * SEGMENTATION_SIZE
+    named_size: ClassVar[int | None] = 224 * _ENLARGED
 
     def run(self, extractor: Extractor) -> Report:
-        quick = pick_mode(self.quick, self.augmented, extractor.small)
-        encoder = extractor.encoder
-        usual_size = encoder.usual_size * (1 if encoder.named else SEGMENTATION_SIZE)
+        quick = pick_quick(self.quick, self.augmented, self.flip != SegmentationOptions.flip, extractor.small)
+        mode, usual = ("quick", _QUICK) if quick else ("augmented", _PUBLISHED)
+        lr = usual.lr if self.lr is None else self.lr
+        training = _Training(self.epochs or usual.epochs, self.batch_size or usual.batch_size, lr)
+        encoder, ranks = extractor.encoder, extractor.ranks
+        usual_size = encoder.usual_size * (1 if encoder.named else _ENLARGED)
         size = encoder.transform.size if encoder.resized else usual_size
-        usual = _QUICK if quick else _PUBLISHED
-        training = _Training(
-            self.epochs or usual.epochs,
-            self.batch_size or usual.batch_size,
-            usual.lr if self.lr is None else self.lr,
-        )
-        split = extractor.open_split(self, masks=True)
-        ranks = extractor.ranks  # one reads the masks for all
-        count = partial(count_classes, split.train, self.classes, self.ignore)
-        num_classes = ranks.share(ranks.run_with_heartbeat(count if ranks.is_main else None))
-        assert num_classes is not None
-        result = self._train(extractor, split, size, num_classes, training, quick)
-        mode = "quick" if quick else "augmented"
-        left_out = "".join(f", ignore {i}" for i in sorted(set(self.ignore)))
-        line = extractor.result(
-            "segmentation",
-            result.best.miou,
-            setting=with_changes(
-                f"mIoU, {mode}{left_out}",
-                blocks=(self.blocks, Segmentation.blocks),
-                epochs=(training.epochs, usual.epochs),
-                batch=(training.batch_size, usual.batch_size),
-                lr=(training.lr, usual.lr),
-                flip=(self.flip, Segmentation.flip),
-                size=(size, usual_size),
-            ),
-            metrics={
-                "miou_best": result.best.miou,
-                "miou_last": result.last.miou,
-                "miou_present_best": result.best.miou_present,
-                "iou_best": list(result.best.iou),
-            },
-            data=split,
-            settings={
-                "classes": num_classes,
-                "ignore": list(self.ignore),
-                "blocks": self.blocks,
-                **training._asdict(),
-                "flip": self.flip,
-                "size": size,
-                "mode": mode,
-            },
-        )
-        return Report(
-            results=(line,),
-            title=extractor.title(f"Linear segmentation ({mode})", split),
-            table=self._table(result, class_names(split.train, num_classes)),
-        )
 
-    def _train(
-        self,
-        extractor: Extractor,
-        split: Split,
-        size: int,
-        num_classes: int,
-        training: _Training,
-        quick: bool,
-    ) -> SegmentationResult:
-        """A 1x1 convolution on patch features, held (quick) or of freshly warped images."""
+        split = extractor.open_split(self, masks=True)
+        count = partial(count_classes, split.train, self.classes, self.ignore)
+        classes = ranks.share(
+            ranks.run_with_heartbeat(count if ranks.is_main else None)
+        )  # one reads all masks
+        assert classes is not None
         train, test = (
             PatchFeatures(
-                extractor.encoder.backbone,
+                extractor,
                 images,
                 ids,
-                extractor.encoder.transform,
                 size=size,
-                n_blocks=self.blocks,
+                blocks=self.blocks,
                 batch_size=training.batch_size,
-                device=extractor.device,
-                workers=0 if images.as_array() is not None else extractor.workers,
-                seed=extractor.seed,
                 ignore=self.ignore,
                 flip=self.flip,
-                ranks=extractor.ranks,
             )
             for images, ids in ((split.train, split.train_ids), (split.test, split.test_ids))
         )
@@ -269,14 +450,13 @@ class Segmentation(SegmentationOptions, Evaluation):
                 f"--size or --blocks."
             )
         test.hold()
-        ranks = extractor.ranks
         total = training.epochs * (len(split.train_ids) + len(split.test_ids)) // ranks.world
-        with progress_bar(f"{split.name}: {training.epochs} epochs", total, ranks.is_main) as advance:
-            return linear_segmentation(
-                lambda epoch: counted(train.shuffled(epoch), advance),
-                lambda: counted(test.in_order(), advance),
-                dim=train.dim,
-                num_classes=num_classes,
+        with progress_bar(f"{split.name}: {training.epochs} epochs", total, ranks.is_main) as bar:
+            result = linear_segmentation(
+                lambda epoch: counted(train.shuffled(epoch), bar),
+                lambda: counted(test.in_order(), bar),
+                dim=train.shape[0],
+                num_classes=classes,
                 epochs=training.epochs,
                 lr=training.lr,
                 left_out=self.ignore,
@@ -284,15 +464,42 @@ class Segmentation(SegmentationOptions, Evaluation):
                 device=extractor.device,
                 ranks=ranks,
             )
-
-    def _table(self, result: SegmentationResult, names: list[str]) -> Table:
-        table = Table("IoU", box=None, padding=(0, 2))
-        for heading in ("best epoch", "last epoch"):
-            table.add_column(heading, justify="right")
-        scores = (result.best, result.last)
-        table.add_row("mean", *(f"{score.miou:.2f}" for score in scores), style="bold")
-        table.add_row("mean of the classes present", *(f"{score.miou_present:.2f}" for score in scores))
-        for i, name in enumerate(names):
+        best, last = result.best, result.last
+        line = extractor.result(
+            "segmentation",
+            best.miou,
+            setting=f"mIoU, {mode}" + "".join(f", ignore {i}" for i in sorted(set(self.ignore))),
+            changes={
+                "blocks": (self.blocks, Segmentation.blocks),
+                "epochs": (training.epochs, usual.epochs),
+                "batch": (training.batch_size, usual.batch_size),
+                "lr": (training.lr, usual.lr),
+                "flip": (self.flip, Segmentation.flip),
+                "size": (size, usual_size),
+            },
+            metrics={
+                "miou_best": best.miou,
+                "miou_last": last.miou,
+                "miou_present_best": best.miou_present,
+                "iou_best": list(best.iou),
+            },
+            data=split,
+            settings={
+                "classes": classes,
+                "ignore": list(self.ignore),
+                "blocks": self.blocks,
+                **training._asdict(),
+                "flip": self.flip,
+                "size": size,
+                "mode": mode,
+            },
+        )
+        columns = (Column(heading, justify="right") for heading in ("best epoch", "last epoch"))
+        table = Table("IoU", *columns, box=None, padding=(0, 2))
+        table.add_row("mean", f"{best.miou:.2f}", f"{last.miou:.2f}", style="bold")
+        table.add_row("mean of the classes present", f"{best.miou_present:.2f}", f"{last.miou_present:.2f}")
+        for i, name in enumerate(class_names(split.train, classes)):
             if i not in self.ignore:
-                table.add_row(f"  {name}", *(f"{score.iou[i]:.2f}" for score in scores))
-        return table
+                table.add_row(f"  {name}", f"{best.iou[i]:.2f}", f"{last.iou[i]:.2f}")
+        title = extractor.title(f"Linear segmentation ({mode})", split)
+        return Report(results=(line,), title=title, table=table)

@@ -15,6 +15,7 @@ from adasim.data.images import match_classes
 from adasim.data.masks import open_masked
 from adasim.util import seeding
 from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.terminal import few
 
 Source = str | ImageSet
 """What a person names, or images that are there already."""
@@ -43,9 +44,9 @@ class Split:
 
     def sentences(self) -> list[str]:
         """What images these are, what was left out, and how they were divided, if nobody said."""
-        sets = [self.train] if self.test is self.train else [self.train, self.test]
-        found = [describe(images, used=() if len(sets) == 1 else None) for images in sets]
-        return [*found, self.note] if self.note else found
+        if self.test is self.train:
+            return [describe(self.train, used=()), *filter(None, [self.note])]
+        return [describe(images, used=None) for images in (self.train, self.test)]
 
     def facts(self) -> dict[str, str | int]:
         """For a line of results."""
@@ -75,31 +76,40 @@ def open_split(
         masks: images with masks, whose labels do not matter; without it each image must have a label.
         exclude: a file of verdicts, whose rejected images are left out.
     """
-    if test is not None and train is None and data is None:
+    source = data if train is None else train
+    if source is None and test is not None:
         raise UserError(f"--test {data_name(test)} needs --train or --data beside it.")
-    source = train if train is not None else data
     if source is None:
         things = "images and masks" if masks else "images"
         raise UserError(f"Which {things}? Name them with --data, or with --train and --test.")
-    images = _open(source, "train", size, masks, exclude)
-    name = data_name(source)
-    if test is not None:
-        held = _open_test(test, source, size, masks, exclude)
-        name = f"{name} to {data_name(test)}"
-    else:
-        try:
-            held = _open(source, "test", size, masks, exclude)
-        except MissingSplitError as error:
+
+    def opened(source: Source, split: str) -> ImageSet:
+        if masks and isinstance(source, str):
+            return leave_out(open_masked(source, size=size, split=split), exclude)
+        images = open_source(source, size=size, split=split, exclude=exclude)
+        if masks and images.mask(0) is None:
+            raise UserError(f"{images.name} has no masks, which this evaluation needs.")
+        if not masks:
+            require_labels(images)
+        return images
+
+    images, name = opened(source, "train"), data_name(source)
+    try:
+        held = opened(source if test is None else test, "test")
+    except MissingSplitError as error:
+        if test is None:
             train_ids, test_ids = hold_out(None if masks else images.labels, len(images), seed)
             note = f"{error} Here {len(test_ids)} of the {len(images)} images are held out at random as test images."
             return Split(name, images, images, train_ids, test_ids, note)
-    if not masks:
-        require_labels(held)
+        if test == source:
+            raise
+        held = opened(test, "train")  # a source that is not divided is test images as a whole
+    name = name if test is None else f"{name} to {data_name(test)}"
     return Split(name, images, held, torch.arange(len(images)), torch.arange(len(held)))
 
 
 def open_source(source: Source, *, size: int, split: str = "train", exclude: Path | None = None) -> ImageSet:
-    """The images of a name (see `open_images`), or those that were handed over, which are training images.
+    """The images of a name (see `open_images`), or those given, which are training images.
 
     What the verdicts in `exclude` reject is left out.
     """
@@ -112,42 +122,17 @@ def open_source(source: Source, *, size: int, split: str = "train", exclude: Pat
 
 def open_all(source: Source, *, size: int, exclude: Path | None = None) -> list[ImageSet]:
     """All splits of a source: its training and test images, and what else there is."""
-    if not isinstance(source, str):
-        return [leave_out(source, exclude)]
-    splits = [open_images(source, size=size)]
+    splits = [open_source(source, size=size)]
     with suppress(MissingSplitError):  # not divided: all of it is there already
-        splits.append(open_images(source, size=size, split="test"))
+        splits.append(open_source(source, size=size, split="test"))
     splits += splits[0].more_splits({images.split for images in splits})
     return [leave_out(images, exclude) for images in splits]
-
-
-def _open(source: Source, split: str, size: int, masks: bool, exclude: Path | None) -> ImageSet:
-    if masks and isinstance(source, str):
-        return leave_out(open_masked(source, size=size, split=split), exclude)
-    images = open_source(source, size=size, split=split, exclude=exclude)
-    if masks and images.mask(0) is None:
-        raise UserError(f"{images.name} has no masks, which this evaluation needs.")
-    if split == "train" and not masks:
-        require_labels(images)
-    return images
-
-
-def _open_test(test: Source, train: Source, size: int, masks: bool, exclude: Path | None) -> ImageSet:
-    """The test split of a source named as test images, or all of it where it is not divided."""
-    try:
-        return _open(test, "test", size, masks, exclude)
-    except MissingSplitError:
-        if test == train:
-            raise
-        return _open(test, "train", size, masks, exclude)
 
 
 def hold_out(
     labels: Tensor | None, count: int, seed: int, way_out: str = "Name test images with --test."
 ) -> tuple[Tensor, Tensor]:
     """Ids of four fifths and one fifth of the images, class by class; a class below five images only trains."""
-    if count < _TEST_SHARE:
-        raise UserError(f"{count} images are too few to hold a fifth of them out. {way_out}")
     order = seeding.permutation(seed, "held out", 0, count)
     groups = torch.zeros(count, dtype=torch.int64) if labels is None else labels
     held = torch.zeros(count, dtype=torch.bool)
@@ -160,7 +145,7 @@ def hold_out(
 
 
 def require_labels(images: ImageSet) -> Tensor:
-    """The labels, or a sentence."""
+    """The labels; images without any are refused."""
     if images.labels is None:
         raise UserError(
             f"{images.name} has no labels, which this evaluation needs. Sort the images into one folder per "
@@ -178,14 +163,19 @@ def match_test_labels(split: Split, labels: Tensor, train_labels: Tensor) -> Ten
         )
     matched = match_classes(labels, split.test.classes, split.train.classes)
     unseen = labels[~torch.isin(matched, train_labels)].unique().tolist()
-    if unseen:
-        some = ", ".join(repr(split.test.classes[label]) for label in unseen[:5])
-        more = f" and {len(unseen) - 5} more" if len(unseen) > 5 else ""
+    if not unseen:
+        return matched
+    known = split.train.classes
+    if {name.count("/") for name in split.test.classes} != {name.count("/") for name in known}:
         raise UserError(
-            f"The test images show {'classes' if len(unseen) > 1 else 'the class'} {some}{more} that no training "
-            f"image has. Leave those images out, or train on a split with every class."
+            f"The class folders of the test images, such as {split.test.classes[unseen[0]]!r}, nest otherwise than "
+            f"those of the training images, such as {known[0]!r}. Lay out both in the same way."
         )
-    return matched
+    names = few([repr(split.test.classes[label]) for label in unseen], 5)
+    raise UserError(
+        f"The test images show {'classes' if len(unseen) > 1 else 'the class'} {names} that no training image has. "
+        f"Leave those images out, or train on a split with every class."
+    )
 
 
 def data_name(source: Source) -> str:

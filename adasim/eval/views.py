@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,10 +13,8 @@ from torch.nn.functional import normalize
 
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, Subset
-from adasim.eval.evaluation import Evaluation, Extractor, Report, with_changes
-from adasim.eval.features import encode, frozen
-from adasim.eval.tensors import check_features
-from adasim.models.transform import EvalTransform
+from adasim.eval.evaluation import Evaluation, Extractor, Report
+from adasim.eval.features import check_features, encode, frozen
 from adasim.neighbors import search
 from adasim.options import ViewsOptions
 from adasim.registry import EVALUATIONS
@@ -68,72 +67,36 @@ class OwnViews(ViewsOptions, Evaluation):
         features = extractor.features(images)
         count, width = features.values.shape
         order = seeding.permutation(extractor.seed, "views", 0, count)
-        views, rows = self._views(extractor, images, features.ids, order)
-        retrieval = view_retrieval(views, features.values, rows)
+        asked = order[: self.queries]
+        views, places = view_features(extractor, Subset(images, features.ids[asked]))
+        retrieval = view_retrieval(views, features.values, asked[places])
         rank, similarity = rankme(features.values[order[:_RANKED]]), mean_similarity(features.values)
         table = Table(box=None, padding=(0, 2), show_header=False)
         table.add_row(f"own image nearest of {count:,} images", f"{retrieval.top1:.2f} %", style="bold")
         table.add_row("own image among the five nearest", f"{retrieval.top5:.2f} %")
         table.add_row(f"RankMe, of {min(width, count)} at most", f"{rank:.1f}")
         table.add_row("mean similarity of two images", f"{similarity:.3f}")
-        encoder = extractor.encoder
         result = extractor.result(
             "views",
             retrieval.top1,
-            setting=with_changes(
-                "top-1",
-                queries=(self.queries, OwnViews.queries),
-                size=(encoder.transform.size, encoder.usual_size),
-            ),
-            metrics={
-                "top1": retrieval.top1,
-                "top5": retrieval.top5,
-                "rankme": rank,
-                "mean_similarity": similarity,
-            },
+            setting="top-1",
+            changes={"queries": (self.queries, OwnViews.queries)},
+            metrics={**retrieval._asdict(), "rankme": rank, "mean_similarity": similarity},
             data=images,
-            settings={
-                "queries": len(rows),
-                "size": encoder.transform.size,
-                "seed": extractor.seed,
-            },
+            settings={"queries": len(places), "seed": extractor.seed},
         )
-        title = (
-            extractor.title("Without labels", unit="") + f": views of {len(rows):,} images of {images.name}"
-        )
+        title = extractor.title("Without labels", unit="")
+        title += f": views of {len(places):,} images of {images.name}"
         return Report(results=(result,), title=title, table=table)
 
-    def _views(
-        self, extractor: Extractor, images: ImageSet, ids: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Features (M, D) of one view each of M readable images, and which rows of `ids` these are."""
-        chosen = order[: self.queries]
-        backbone = extractor.encoder.backbone
-        backbone.to(extractor.device)
-        loader = PairLoader(
-            Subset(images, ids[chosen]),
-            _augmentation(extractor.encoder.transform),
-            batch_size=min(_BATCH, len(chosen)),
-            seed=extractor.seed,
-            workers=extractor.workers,
-            device=extractor.device,
-        )
-        features, rows = [], []
-        try:
-            with frozen(backbone), progress_bar(f"{images.name}: views", len(chosen)) as advance:
-                for batch in loader.views(0, torch.arange(len(chosen)).split(_BATCH)):
-                    with torch.inference_mode():
-                        features.append(encode(backbone, batch.views[0]).float().cpu())
-                    rows.append(chosen[batch.ids.cpu()])
-                    advance(len(batch.ids))
-        finally:
-            loader.close()
-        return torch.cat(features), torch.cat(rows)
 
+def view_features(extractor: Extractor, images: ImageSet) -> tuple[Tensor, Tensor]:
+    """Features (M, D) of an augmented view of each image that can be read, and which images these are.
 
-def _augmentation(transform: EvalTransform) -> ViewsConfig:
-    """The same for every encoder, so that figures compare: crop, flip and colour; no blur."""
-    return ViewsConfig(
+    The views are the same for every encoder, so that figures compare: crop, flip and colour; no blur.
+    """
+    backbone, transform = extractor.encoder.backbone, extractor.encoder.transform
+    settings = ViewsConfig(
         size=transform.size,
         scale=(0.4, 1.0),
         blur=0.0,
@@ -143,3 +106,19 @@ def _augmentation(transform: EvalTransform) -> ViewsConfig:
         mean=transform.mean,
         std=transform.std,
     )
+    loader = PairLoader(
+        images,
+        settings,
+        batch_size=min(_BATCH, len(images)),
+        seed=extractor.seed,
+        workers=extractor.workers,
+        device=extractor.device,
+    )
+    features, ids = [], []
+    with closing(loader), frozen(backbone), progress_bar(f"{images.name}: views", len(images)) as advance:
+        for batch in loader.views(0, torch.arange(len(images)).split(_BATCH)):
+            with torch.inference_mode():
+                features.append(encode(backbone, batch.views[0]).float().cpu())
+            ids.append(batch.ids.cpu())
+            advance(len(batch.ids))
+    return torch.cat(features), torch.cat(ids)

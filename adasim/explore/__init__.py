@@ -7,7 +7,9 @@
     duplicates.py   equal and nearly equal images
     hunts.py        suspicious labels, surprising and lonely images; all hunts together
     gallery.py      which images a gallery shows, and the picture
-    lists.py        findings and galleries as tables: CSV, LaTeX, Embedding Atlas
+    lists.py        findings and galleries as tables: CSV, LaTeX
+    exports.py      findings for Embedding Atlas, FiftyOne and cleanlab
+    apply.py        a folder of images written anew by verdicts
     page.py         `explore`, and its page, of which page/ holds the HTML, CSS and JavaScript
 
 The hunts are functions of tensors; docs/explore.md says what each computes and what it misses.

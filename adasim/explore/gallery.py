@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
+from adasim.api import Run, load_run
 from adasim.data import ImageSet
-from adasim.data.python import is_from_python
+from adasim.data.sources import is_from_python
 from adasim.explore import KINDS
 from adasim.explore.collection import Collection, collect
 from adasim.explore.open import Opened, Say, origin_in_words, own_images
 from adasim.explore.support import support_of_memory
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU
-from adasim.run import Run, load_run
 from adasim.tools import sheet
 from adasim.util.errors import UserError
 from adasim.util.seeding import permutation

@@ -1,18 +1,13 @@
-"""What was found, as text: the lists of the hunts for the page and as CSV files, neighbours for Embedding Atlas, and
-the table beside a gallery, as CSV and as LaTeX."""
+"""What was found, as text: the lists of the hunts for the page and as CSV files, and the table beside a gallery, as
+CSV and as LaTeX."""
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize, pad
 
 from adasim.explore.collection import Collection
 from adasim.explore.duplicates import Group
@@ -142,42 +137,6 @@ def write_csv(folder: Path, tables: dict[str, Table], known: tuple[str, ...]) ->
         atomic_write(path, to_csv(table.columns, table.rows).encode())
         written.append(path)
     return written
-
-
-def write_atlas(path: Path, collection: Collection, support: Support, features: Tensor) -> None:
-    """A table for Embedding Atlas, one line per image: what it is, two coordinates, and precomputed neighbours.
-
-    Its format of neighbours is {"ids": [...], "distances": [...]} with row numbers from 0; the distance is 1 - p_win
-    among the other images. The coordinates are the two principal components of the features.
-    """
-    xy = _components(features)
-    others = support.others()
-    lines = []
-    for i, name in enumerate(collection.names):
-        listed = others[i] > 0
-        line = {
-            "id": i,
-            "file": name,
-            "split": collection.splits[collection.split_of[i]],
-            "label": collection.class_name(i) or None,
-            "x": round(float(xy[i, 0]), 6),
-            "y": round(float(xy[i, 1]), 6),
-            "neighbors": {
-                "ids": support.neighbours[i][listed].tolist(),
-                "distances": [round(1 - p, 6) for p in others[i][listed].tolist()],
-            },
-        }
-        lines.append(json.dumps(line))
-    atomic_write(path, ("\n".join(lines) + "\n").encode())
-
-
-def _components(features: Tensor) -> Tensor:
-    """(N, 2): the two principal components; 0 for images that could not be read."""
-    rows = normalize(torch.nan_to_num(features.float()), dim=1)
-    centred = rows - rows.mean(0)
-    _, _, axes = torch.linalg.svd(centred.T @ centred)  # (D, D), symmetric
-    components = centred @ axes[:2].T
-    return pad(components, (0, 2 - components.shape[1]))
 
 
 # ---- the table of a gallery ----

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from adasim.api import Run, load_run
 from adasim.config import ViewsConfig
 from adasim.data import ImageSet, PairLoader, describe, leave_out, open_images
 from adasim.eval.evaluation import Extractor, Say, open_extractor
@@ -19,7 +20,6 @@ from adasim.explore.support import WIDTH, Support, support_of_features, support_
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU, ExploreOptions, Options, refuse_unused
 from adasim.registry import is_path
-from adasim.run import Run, load_run
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.terminal import progress_bar
 

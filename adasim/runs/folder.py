@@ -31,8 +31,8 @@ from typing import Any
 import torch
 
 from adasim.config import Config
+from adasim.data.folder import Listing
 from adasim.data.identity import read_listing
-from adasim.data.listing import Listing, refresh, scan
 from adasim.registry import is_path
 from adasim.runs.access import (
     FOLDERS,
@@ -235,14 +235,6 @@ class RunFolder:
     def listing(self) -> Listing | None:
         """What was in the folder of images that the run began with; None of other data, and if it is lost."""
         return read_listing(self.path / LISTING, self.facts)
-
-    def listing_now(self, folder: str) -> Listing | None:
-        """What is in a folder of images, with classes by the rule of when the run began; None if that is lost."""
-        before, root = self.listing(), os.fsencode(folder)
-        if before is None:
-            return None
-        now = refresh(before, root)
-        return replace(scan(root), first_level_classes=before.first_level_classes) if now is None else now
 
     def version_changes(self) -> list[str]:
         """A sentence for each package that is not the one the run began with: rounding may then differ."""

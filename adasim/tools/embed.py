@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from adasim.data import ImageSet, ImagesLike, Unreadable, as_images
-from adasim.data.decode import decode
 from adasim.data.sources import file_name
 from adasim.eval.evaluation import Extractor, Say, open_extractor
 from adasim.eval.features import Features, encode, frozen, require_finite
@@ -28,7 +27,7 @@ from adasim.tools.outputs import check_features_file
 from adasim.util.csv import to_csv
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write, write_errors
-from adasim.util.rgb import to_tensor
+from adasim.util.rgb import decode, to_tensor
 from adasim.util.terminal import shortened
 
 

@@ -25,11 +25,11 @@ def check_output(out: Path, overwrite: bool, option: str = "--out") -> None:
     """Refuse a file that is there already, or one that cannot be written."""
     if out.is_dir():
         raise UserError(f"{option} {out} is a folder. Name a file.")
-    _check_folder(out, option)
+    check_folder(out, option)
     _check_free(out, overwrite, option)
 
 
-def _check_folder(out: Path, option: str = "--out") -> None:
+def check_folder(out: Path, option: str = "--out") -> None:
     if not out.parent.is_dir():
         raise UserError(f"There is no folder {out.parent} for {option} {out}. Make it, or choose another.")
     if not os.access(out.parent, os.W_OK):
@@ -94,7 +94,7 @@ def check_figure(runs: Sequence[Path], out: Path | None) -> list[Path]:
         raise UserError(f"--out {out} must end in .png, .svg or .pdf, or be a folder that is there.")
     files = [out / "curves.png", out / "curves.svg"] if out.is_dir() else [out]
     for file in files:
-        _check_folder(file)
+        check_folder(file)
         _check_ours(file, FIGURE_MARK, "figure of adasim plot")
     return files
 
@@ -109,7 +109,7 @@ def check_page(page: Path, overwrite: bool) -> None:
     if page.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {page} is no name for a page: let it end in .html.")
     folder = sheets_folder(page)
-    _check_folder(page)
+    check_folder(page)
     _check_free(page, overwrite)
     _check_free(folder, overwrite)
     _check_ours(page, _PAGE_MARK, "page of adasim explore")

@@ -20,7 +20,7 @@ from adasim.util.files import atomic_write, write_errors
 from adasim.util.terminal import shortened, without_font_warnings
 
 if TYPE_CHECKING:  # imports torch, and `adasim plot --help` lists the panels without it
-    from adasim.run import Run
+    from adasim.api import Run
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "<", ">", "d")  # one more than colours, so that their pairs repeat late
@@ -113,7 +113,7 @@ def plot(
     >>> adasim.plot("runs/demo")                                          # doctest: +SKIP
     >>> adasim.plot(["runs/a", "runs/b"], "knn.svg", curves=["knn"])      # doctest: +SKIP
     """
-    from adasim.run import Run, load_run
+    from adasim.api import Run, load_run
 
     several = [runs] if isinstance(runs, str | Path | Run) else runs
     if not several:

@@ -6,7 +6,6 @@ import hashlib
 import secrets
 import shlex
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -27,10 +26,9 @@ from adasim.data import (
     open_images,
     record,
 )
+from adasim.data.folder import Listing
 from adasim.data.identity import listing_file
-from adasim.data.listing import Listing
-from adasim.data.python import RESUME_ADVICE, is_from_python, source_of
-from adasim.data.sources import is_folder
+from adasim.data.sources import RESUME_ADVICE, is_folder, is_from_python, source_of
 from adasim.dist.devices import deterministic, tf32_products, working_precision
 from adasim.dist.processes import Distributed
 from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, read_weights, start_from
@@ -79,7 +77,7 @@ def pretrain(
             if ranks.is_main:
                 check_installed(config.save.log)
             ranks.check_batch(config.batch_size)
-        images = open_data(data, config, ranks, partial(known_listing, out) if resume else None)
+        images = open_data(data, config, ranks)
         if data is not None:
             config = replace(config, data=replace(config.data, source=source_of(data)))
         images = _checked(images, config, ranks)
@@ -101,36 +99,30 @@ def pretrain(
     return out
 
 
-def open_data(
-    data: ImagesLike | None,
-    config: Config,
-    ranks: Distributed,
-    known: Callable[[str], Listing | None] | None = None,
-) -> ImageSet:
+def open_data(data: ImagesLike | None, config: Config, ranks: Distributed) -> ImageSet:
     """The images of a run, the same on all ranks, or a `UserError` on all. One rank lists a folder for all.
 
     Args:
         data: the images, if they are not to be opened by `config.data.source`.
         config: the configuration.
         ranks: all of them call this together.
-        known: for the first rank, what is known of a folder from before; see `open_images`.
     """
     given = config.data.source if data is None else data
 
-    def opened(known: Callable[[str], Listing | None] | None) -> ImageSet:
+    def opened(listing: Listing | None = None) -> ImageSet:
         try:
             if isinstance(given, str):
-                return open_images(given, size=config.views.size, known=known)
+                return open_images(given, size=config.views.size, listing=listing)
             return as_images(given)
         except UserError as error:
             raise (error if ranks.is_main else _elsewhere(error, ranks)) from None
 
     waits = not ranks.is_main and isinstance(given, str) and is_folder(given)
-    images = ranks.run_with_heartbeat(None if waits else lambda: opened(known))
+    images = ranks.run_with_heartbeat(None if waits else opened)
     listing = ranks.share(images.files if isinstance(images, FolderImages) else None)
     with ranks.raise_on_all():
         if images is None:
-            images = opened(None if listing is None else lambda folder: listing)
+            images = opened(listing)
             if listing is not None and isinstance(images, FolderImages):
                 try:
                     images.check_there()
@@ -149,14 +141,6 @@ def open_data(
 
 def _elsewhere(error: UserError, ranks: Distributed) -> UserError:
     return UserError(f"On {socket.gethostname()}, for process {ranks.rank} of {ranks.world}: {error}")
-
-
-def known_listing(out: Path, folder: str) -> Listing | None:
-    """What is in a folder, by what the run in `out` has kept of it; None where that is lost."""
-    try:
-        return RunFolder.open(out, lock=False).listing_now(folder)
-    except UserError:  # to be said when the run is opened
-        return None
 
 
 def _checked(images: ImageSet, config: Config, ranks: Distributed) -> ImageSet:

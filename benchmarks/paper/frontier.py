@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adasim.api import load_run
 from adasim.data import PairLoader
 from adasim.neighbors import NeighborMemory, PairContext
 from adasim.registry import PAIRS, load_plugin
-from adasim.run import load_run
 
 from .cell import append, stamp
 

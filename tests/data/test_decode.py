@@ -11,11 +11,9 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image, ImageOps, features
 
-import adasim.data.decode
 import adasim.util.rgb
 from adasim.data import Unreadable, open_images
-from adasim.data.decode import decode, decode_reduced
-from adasim.util.rgb import MAX_PIXELS, to_tensor
+from adasim.util.rgb import MAX_PIXELS, decode, decode_reduced, to_tensor
 
 from .pictures import save_image, smooth
 
@@ -129,7 +127,7 @@ def test_a_heic_photo_is_read_the_right_way_up_where_pillow_heif_is_installed(tm
 def test_a_heic_photo_in_a_jpgs_clothes_names_what_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adasim.data.decode, "_HAS_HEIF", False)
+    monkeypatch.setattr(adasim.util.rgb, "HAS_HEIF", False)
     (tmp_path / "x.jpg").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 64)
     with pytest.raises(Unreadable, match="it holds a HEIC photo; pip install pillow-heif reads it"):
         decode(str(tmp_path / "x.jpg"))
@@ -181,7 +179,7 @@ def test_the_largest_images_stay_under_two_gigabytes(tmp_path: Path) -> None:
     save_image(smooth(1, 8, 8)[0], tmp_path / "small.png")
     code = (
         "import resource, sys\n"
-        "from adasim.data.decode import decode\n"
+        "from adasim.util.rgb import decode\n"
         "for path in sys.argv[1:]:\n"
         "    decode(path)\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from adasim.data import ImageSet, check_same_data, leave_out, open_images, record
+from adasim.data.folder import Listing
 from adasim.data.identity import difference, listing_file
-from adasim.data.listing import Listing, refresh
 from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth
@@ -98,7 +98,7 @@ def test_of_a_large_data_set_a_sample_vouches_for_a_copy_but_not_for_files_writt
     assert "Modification times differ for 100" in said
     swap(root / "class0/002.bmp", root / "class0/004.bmp")  # images 1 and 2 of every three
     with pytest.raises(
-        UserError, match=r"2 of 100 files were written .*class0/002\.bmp, class0/004\.bmp.*--verify-data"
+        UserError, match=r"2 of 100 files were written .*class0/002\.bmp, .*class0/004\.bmp.*--verify-data"
     ):
         check(saved, root)
 
@@ -145,14 +145,6 @@ def test_other_labels_alone_are_refused(tmp_path: Path) -> None:
         check(saved, tmp_path / "d.npz")
 
 
-@pytest.mark.parametrize("damage", [{"sample": None}, {"times": [1]}, {"listing": 3}, {"labels": 3}])
-def test_a_damaged_record_is_a_sentence(tmp_path: Path, damage: dict[str, Any]) -> None:
-    root = photos(tmp_path / "photos")
-    saved = kept(root)
-    with pytest.raises(UserError):
-        check(saved._replace(facts={**saved.facts, **damage}), root)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -189,9 +181,8 @@ def test_of_a_folder_without_its_rejected_images_the_listing_is_a_file_too(tmp_p
     assert file is not None
     listing = Listing.from_bytes(file, facts["fingerprint"])
     assert listing is not None
-    assert list(listing.lines()) == now().listing()
+    assert [line for lines in listing.lines() for line in lines] == now().listing()
     assert not {"listing", "times"} & set(facts)
-    assert refresh(listing, os.fsencode(root)) is None  # it does not tell all that is in the folder
     (root / "class0/002.bmp").write_bytes(b"?")  # nobody looks at it
     assert "times of all 5 files agree" in check_same_data(facts, now(), listing=listing)
     in_json = {**facts, "listing": now().listing(), "times": now().times()}

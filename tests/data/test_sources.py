@@ -12,91 +12,6 @@ from adasim.util.errors import MissingSplitError, UserError
 
 from .pictures import save_image, smooth
 
-NESTED = ["a/abbey/1", "a/abbey/deep/2", "a/apartment/outdoor/3", "b/bar/4", "z/zoo/outdoor/5"]
-WAY_OUT = "; if they are others, put their folders side by side."
-
-
-@pytest.mark.parametrize(
-    ("files", "classes", "labels", "note"),
-    [
-        (["cat/1", "cat/kittens/2", "dog/3"], ["cat", "dog"], [0, 0, 1], ""),
-        (["cat/images/1", "dog/images/2"], ["cat", "dog"], [0, 1], ""),
-        (
-            NESTED,
-            ["a/abbey", "a/apartment/outdoor", "b/bar", "z/zoo/outdoor"],
-            [0, 0, 1, 2, 3],
-            " The classes are the folders that hold images, such as a/abbey.",
-        ),
-        (
-            ["all/cat/1", "all/dog/2"],
-            ["all/cat", "all/dog"],
-            [0, 1],
-            " The classes are the folders that hold images, such as all/cat.",
-        ),
-        (
-            ["cat/1", "dog/husky/2", "dog/poodle/3"],
-            ["cat", "dog"],
-            [0, 1, 1],
-            " Warning: cat holds images itself, dog only in folders below it. The classes are taken to be cat, dog"
-            + WAY_OUT,
-        ),
-        (
-            ["art/cat/1", "art/dog/2", "photo/dog/3"],
-            ["art", "photo"],
-            [0, 0, 1],
-            " Warning: there is a folder dog in each of art, photo. The classes are taken to be art, photo"
-            + WAY_OUT,
-        ),
-    ],
-    ids=["plain", "one folder in each", "SUN397", "one folder around all", "two levels", "repeated names"],
-)
-def test_the_classes_of_nested_folders_are_those_that_hold_images_and_a_doubt_is_said(
-    tmp_path: Path, files: list[str], classes: list[str], labels: list[int], note: str
-) -> None:
-    for name in files:
-        save_image(smooth(1, 8, 8)[0], tmp_path / f"{name}.png")
-    data = open_images(str(tmp_path))
-    assert data.classes == classes
-    assert data.labels is not None
-    assert data.labels.tolist() == labels
-    assert describe(data).endswith(f" from {tmp_path}.{note}")
-
-
-@pytest.mark.parametrize("test_name", ["test", "val"])
-def test_a_divided_folder_is_read_by_split(tmp_path: Path, test_name: str) -> None:
-    save_image(smooth(1, 8, 8)[0], tmp_path / "train/cat/a.png")
-    save_image(smooth(1, 8, 8)[0], tmp_path / "train/dog/b.png")
-    save_image(smooth(1, 8, 8)[0], tmp_path / test_name / "dog/c.png")
-    train, test = open_images(str(tmp_path)), open_images(str(tmp_path), split="test")
-    assert len(train) == 2
-    assert train.classes == ["cat", "dog"]
-    assert test.listing()[0].startswith("dog/c.png")
-
-
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NHW"])
-def test_npz_arrays_of_any_layout_give_the_same_kind_of_image(tmp_path: Path, layout: str) -> None:
-    pixels = smooth(5, 10, 12, channels=1 if layout == "NHW" else 3)
-    array = {"NHWC": pixels.permute(0, 2, 3, 1), "NCHW": pixels, "NHW": pixels[:, 0]}[layout].numpy()
-    masks = np.ones((5, 10, 12), np.int64)
-    np.savez(tmp_path / "d.npz", images=array, labels=np.array([[0], [1], [2], [1], [0]]), masks=masks)
-    data = open_images(str(tmp_path / "d.npz"))
-    assert torch.equal(data.load(3), pixels[3].expand(3, -1, -1))
-    assert data.labels is not None
-    assert data.labels.tolist() == [0, 1, 2, 1, 0]
-    assert data.classes == ["0", "1", "2"]
-    array_of_all, mask = data.as_array(), data.mask(0)
-    assert array_of_all is not None
-    assert torch.equal(array_of_all, pixels)
-    assert mask is not None
-    assert mask.dtype == torch.uint8
-
-
-def test_npz_with_train_and_test_arrays_is_read_by_split(tmp_path: Path) -> None:
-    a, b = smooth(4, 8, 8).numpy(), smooth(2, 8, 8, seed=1).numpy()
-    np.savez(tmp_path / "d.npz", x_train=a, y_train=np.arange(4), x_test=b, y_test=np.arange(2))
-    assert len(open_images(str(tmp_path / "d.npz"))) == 4
-    assert torch.equal(open_images(str(tmp_path / "d.npz"), split="test").load(1), torch.from_numpy(b[1]))
-
 
 def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
@@ -214,7 +129,33 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence(
             open_images(source)
 
 
-def test_a_folder_that_is_not_divided_has_no_test_split(tmp_path: Path) -> None:
-    save_image(smooth(1, 8, 8)[0], tmp_path / "cat/a.png")
-    with pytest.raises(UserError, match="no test images"):
-        open_images(str(tmp_path), split="test")
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("my photos.zip", "unzip 'my photos.zip' -d 'my photos'"),
+        ("photos.TAR", "mkdir -p photos && tar -xf photos.TAR -C photos"),
+        ("photos.tar.gz", "mkdir -p photos && tar -xf photos.tar.gz -C photos"),
+        ("photos.tgz", "mkdir -p photos && tar -xf photos.tgz -C photos"),
+    ],
+)
+def test_an_archive_is_refused_with_the_command_that_unpacks_it(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(b"?")
+    folder = command.rpartition("-d " if "unzip" in command else "-C ")[2]
+    with pytest.raises(UserError) as caught:
+        open_images(name)
+    assert str(caught.value) == f"{name} is an archive. Unpack it with `{command}`, then name {folder}."
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.HEIC"])
+def test_one_image_is_refused_with_the_name_of_its_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"?")
+    with pytest.raises(UserError, match=rf"is one image\. Name its folder: {tmp_path}$"):
+        open_images(str(tmp_path / name))
+
+
+def test_no_source_is_asked_for_with_an_example() -> None:
+    with pytest.raises(UserError, match=r"Which images.*--data ~/photos"):
+        open_images("")

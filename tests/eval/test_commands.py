@@ -20,8 +20,7 @@ from helpers import command, in_one_line, json_lines, refusal
 from PIL import Image
 
 from adasim.config import ModelConfig
-from adasim.data import FolderImages, open_images, synthetic
-from adasim.data.images import Unreadable
+from adasim.data import FolderImages, Unreadable, open_images, synthetic
 from adasim.data.masks import open_masked
 from adasim.eval import fewshot_accuracy, knn_accuracy
 from adasim.eval.encoder import open_encoder

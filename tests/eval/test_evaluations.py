@@ -20,10 +20,9 @@ from adasim.data import ArrayImages, open_images, synthetic
 from adasim.data.images import match_classes
 from adasim.eval.encoder import open_encoder
 from adasim.eval.evaluation import Extractor
-from adasim.eval.features import FeatureCache, extract
+from adasim.eval.features import cached_features, extract
 from adasim.eval.fewshot import Fewshot
-from adasim.eval.linear import protocol_of
-from adasim.eval.probe import LINEAR_PROTOCOLS, linear_probe
+from adasim.eval.linear import LINEAR_PROTOCOLS, linear_probe, protocol_of
 from adasim.eval.segmentation import _PUBLISHED, Segmentation
 from adasim.eval.splits import Split, match_test_labels, open_all, open_split
 from adasim.registry import EVALUATIONS, METHODS
@@ -256,7 +255,7 @@ def test_a_test_split_that_is_broken_is_not_replaced_by_held_out_images(tmp_path
             lambda: open_split("synthetic:40", None, source, size=16),
             lambda: open_all(source, size=16),
         ):
-            with pytest.raises(UserError, match="must be"):
+            with pytest.raises(UserError, match="npz"):
                 measure()
     np.savez(source, **arrays)  # type: ignore[arg-type]  # without one
     assert len(open_split(source, None, None, size=16).test_ids) == 8
@@ -276,14 +275,13 @@ def test_a_missing_label_is_never_taken_for_the_last_class() -> None:
 def test_each_evaluation_looks_at_the_published_features_of_the_published_view(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, made = set(), FeatureCache.features
+    asked = set()
 
-    def noted(self: FeatureCache, *given: Any, kind: Any = "pooled", **rest: Any) -> Any:
-        transform = given[2]
-        asked.add((kind, transform.interpolation, transform.squash))
-        return made(self, *given, kind=kind, **rest)
+    def noted(folder: Any, backbone: Any, images: Any, transform: Any, **rest: Any) -> Any:
+        asked.add((rest["kind"], transform.interpolation, transform.squash))
+        return cached_features(folder, backbone, images, transform, **rest)
 
-    monkeypatch.setattr(FeatureCache, "features", noted)
+    monkeypatch.setattr("adasim.eval.evaluation.cached_features", noted)
     run = make_run(model="vit_mini", method="dino")
     wanted: list[tuple[str, dict[str, Any], Any]] = [
         ("knn", {}, ("pooled", "bicubic", False)),

@@ -21,8 +21,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from adasim.config import ModelConfig
 from adasim.data import ArrayImages, FolderImages, synthetic
-from adasim.eval.feature_files import default_folder
-from adasim.eval.features import FeatureCache, batches, encode, extract
+from adasim.eval.features import batches, cached_features, default_folder, encode, extract
 from adasim.eval.knn import online_knn
 from adasim.models import Backbone, build_backbone
 from adasim.models.transform import EvalTransform
@@ -244,7 +243,7 @@ def test_an_unreadable_image_is_left_out_with_its_label(
     broken = 57
     Path(whole.where(broken)).write_bytes(b"")
     for _ in range(2):  # extracted, then from the disk
-        found = FeatureCache(tmp_path / "cache").features(resnet, FolderImages(folder), SMALL)
+        found = cached_features(tmp_path / "cache", resnet, FolderImages(folder), SMALL)
         kept = [i for i in range(len(whole)) if i != broken]
         assert found.ids.tolist() == kept
         assert found.labels is not None
@@ -262,10 +261,11 @@ def test_files_of_the_same_size_written_anew_or_renamed_are_not_answered_from_th
     for i, path in enumerate(paths):
         Image.fromarray(photograph(16, 20) // (1 + i % 4)).save(path)
         os.utime(path, ns=(10**18, 10**18))
-    cache = FeatureCache(tmp_path / "cache")
 
     def look() -> Tensor:
-        return cache.features(resnet, FolderImages(tmp_path / "photos"), SMALL, progress=False).values
+        return cached_features(
+            tmp_path / "cache", resnet, FolderImages(tmp_path / "photos"), SMALL, progress=False
+        ).values
 
     before = look()
     paths[5].rename(tmp_path / "aside")
@@ -284,7 +284,7 @@ def test_more_than_one_unreadable_image_in_a_hundred_is_refused(resnet: Backbone
     for name in ("000", "003"):
         (folder / "a" / f"{name}.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"2 of the 120 images .*a/000\.png"):
-        FeatureCache(None).features(resnet, FolderImages(folder), SMALL)
+        cached_features(None, resnet, FolderImages(folder), SMALL)
 
 
 @pytest.fixture
@@ -303,8 +303,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_three_evaluations_cost_one_pass(resnet: Backbone, tmp_path: Path, passes: list[str]) -> None:
     images = synthetic(40, 16)
     for transform in (SMALL, SMALL.for_fewshot(), SMALL.bilinear()):  # equal for images of this very size
-        values = FeatureCache(tmp_path).features(resnet, images, transform).values
-        assert torch.equal(values, FeatureCache(tmp_path).features(resnet, images, SMALL).values)
+        values = cached_features(tmp_path, resnet, images, transform).values
+        assert torch.equal(values, cached_features(tmp_path, resnet, images, SMALL).values)
     assert len(passes) == 1
 
 
@@ -315,11 +315,11 @@ def test_other_weights_data_transform_or_kind_cost_another_pass(tmp_path: Path, 
     other = ArrayImages("synthetic-train", images.images.clone(), images.labels)
     other.images[7, 0, 3, 3] ^= 1
     for given, transform in ((images, SMALL), (other, SMALL), (images, replace(SMALL, mean=(0.4,)))):
-        FeatureCache(tmp_path).features(backbone, given, transform)
-    FeatureCache(tmp_path).features(backbone, images, SMALL, kind="linear-dino")
+        cached_features(tmp_path, backbone, given, transform)
+    cached_features(tmp_path, backbone, images, SMALL, kind="linear-dino")
     with torch.no_grad():
         backbone.net.get_parameter("norm.bias")[0] += 1e-3
-    FeatureCache(tmp_path).features(backbone, images, SMALL)
+    cached_features(tmp_path, backbone, images, SMALL)
     assert len(passes) == 5
 
 
@@ -328,7 +328,7 @@ def test_a_damaged_file_is_made_anew(
     resnet: Backbone, tmp_path: Path, passes: list[str], damage: str
 ) -> None:
     images = synthetic(40, 16)
-    first = FeatureCache(tmp_path).features(resnet, images, SMALL).values
+    first = cached_features(tmp_path, resnet, images, SMALL).values
     [file] = tmp_path.iterdir()
     whole = file.read_bytes()
     flipped = bytearray(whole)
@@ -342,7 +342,7 @@ def test_a_damaged_file_is_made_anew(
     }
     file.write_bytes(bytes(contents[damage]))
     for _ in range(2):
-        assert torch.equal(FeatureCache(tmp_path).features(resnet, images, SMALL).values, first)
+        assert torch.equal(cached_features(tmp_path, resnet, images, SMALL).values, first)
     assert len(passes) == 2
 
 
@@ -351,7 +351,7 @@ def test_a_place_that_cannot_be_written_costs_a_pass_and_nothing_else(
 ) -> None:
     (tmp_path / "taken").write_text("a file")
     for _ in range(2):
-        FeatureCache(tmp_path / "taken").features(resnet, synthetic(8, 16), SMALL)
+        cached_features(tmp_path / "taken", resnet, synthetic(8, 16), SMALL)
     assert len(passes) == 2
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +20,10 @@ import adasim.__main__
 from adasim.config import ModelConfig
 from adasim.data import ArrayImages, FolderImages
 from adasim.data.pool import read_batches
+from adasim.eval.encoder import Encoder
+from adasim.eval.evaluation import Extractor
 from adasim.eval.features import extract
-from adasim.eval.patches import PatchFeatures
+from adasim.eval.segmentation import PatchFeatures
 from adasim.models import Backbone, EvalTransform, build_backbone, save_backbone
 
 CLONE_NEWNS = 0x20000  # Linux: a process with mounts of its own
@@ -80,8 +81,9 @@ def test_a_small_shared_memory_is_enough_for_every_evaluation(resnet: Backbone, 
     def work() -> None:
         for workers in (0, 2):
             features = extract(resnet, images, transform, workers=workers)
-            options: dict[str, Any] = {"size": 96, "n_blocks": 1, "batch_size": 12, "workers": workers}
-            dense = PatchFeatures(resnet, masked, torch.arange(24), transform, **options)
+            extractor = Extractor(Encoder("resnet", resnet, transform, ""), workers=workers)
+            dense = PatchFeatures(extractor, masked, torch.arange(24), size=96, blocks=1, batch_size=12)
+            dense.workers = workers  # as of files
             total = round(float(features.double().sum()), 9)
             print(len(features), total, sum(len(m) for _, m in dense.in_order()))
 

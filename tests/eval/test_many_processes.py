@@ -15,8 +15,7 @@ from PIL import Image
 import adasim
 from adasim.data import FolderImages, synthetic
 from adasim.dist.processes import Distributed
-from adasim.eval.feature_files import Parts, read_features
-from adasim.eval.features import extract
+from adasim.eval.features import _Parts, extract, read_features
 
 SIDE = 66  # pixels, too large to be held in memory: loader processes read the files
 QUICK: dict[str, Any] = {"data": "synthetic:50", "size": 16, "batch_size": 16, "epochs": 1}
@@ -49,7 +48,7 @@ def measured(folder: Path, stage: int) -> dict[str, Any]:
         kept = [read_features(path) for path in sorted((run / "features").iterdir())]
         features, failed = next(one for one in kept if one is not None and len(one[0]) == len(images))
         if ranks.is_main:
-            Parts(folder / f"{stage}.parts", "in batches of 64 on cpu").keep(features, 128, failed)
+            _Parts(folder / f"{stage}.parts", "in batches of 64 on cpu").save(features, 128, failed)
         ranks.barrier()
         how: dict[str, Any] = {"batch_size": 64, "unreadable": {}, "parts": folder / f"{stage}.parts"}
         found["resumed"] = extract(encoder, images, encoder.transform, ranks=ranks, **how).nan_to_num()

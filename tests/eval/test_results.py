@@ -16,9 +16,17 @@ import pytest
 
 from adasim.cli.main import main
 from adasim.config import Config
-from adasim.eval.results import COMPARED, Result, append_result, read_results
+from adasim.eval.results import (
+    COMPARED,
+    Result,
+    append_result,
+    compare,
+    print_comparison,
+    read_results,
+    to_latex,
+    to_markdown,
+)
 from adasim.eval.splits import data_name
-from adasim.eval.table import compare, print_comparison, to_latex, to_markdown
 from adasim.runs.folder import RunFolder
 from adasim.util import terminal
 from adasim.util.errors import UserError

@@ -12,17 +12,16 @@ from adasim.eval import (
     LinearSegmenter,
     MeanIou,
     SegmentationResult,
-    iou,
     linear_segmentation,
     miou,
     segmentation,
 )
-from adasim.eval.patches import PatchFeatures, warp
-from adasim.models import EvalTransform, load_backbone
+from adasim.eval.encoder import open_encoder
+from adasim.eval.evaluation import Extractor
+from adasim.eval.segmentation import Confusion, PatchFeatures, warp
 from adasim.util.errors import UserError
 
 MakeRun = Callable[..., Path]
-TRANSFORM = EvalTransform.of_size(16, (0.5,) * 3, (0.25,) * 3)
 
 
 def count_by_class(predictions, targets, num_classes, ignore):
@@ -48,7 +47,7 @@ def test_miou_is_hand_computed_with_absent_classes_and_ignored_pixels():
 @pytest.mark.parametrize(("dtype", "ignore"), [(torch.uint8, 255), (torch.int64, 9), (torch.int32, -1)])
 @pytest.mark.parametrize("pixels", [5, 1 << 22])
 def test_miou_equals_counts_by_class_for_any_chunk(monkeypatch, dtype, ignore, pixels):
-    monkeypatch.setattr(iou, "_PIXELS", pixels)
+    monkeypatch.setattr(segmentation, "_PIXELS", pixels)
     g = torch.Generator().manual_seed(0)
     targets = torch.randint(0, 4, (3, 7, 5), generator=g).to(dtype)
     predictions = torch.randint(0, 5, (3, 7, 5), generator=g)
@@ -62,7 +61,7 @@ def test_miou_equals_counts_by_class_for_any_chunk(monkeypatch, dtype, ignore, p
 
 
 def test_left_out_ids_are_no_part_of_the_mean():
-    confusion = iou.Confusion(4, left_out=(0, 9))
+    confusion = Confusion(4, left_out=(0, 9))
     confusion.add(torch.tensor([1, 1, 2, 2]), torch.tensor([1, 2, 2, 255]))
     # Class 1: tp 1, fp 1: 1/2. Class 2: tp 1, fn 1: 1/2. Class 3: nowhere. Class 0: left out.
     result = confusion.result()
@@ -211,24 +210,22 @@ def test_a_warp_turns_by_up_to_5_degrees_and_scales_by_0_75_to_1_25() -> None:
 
 
 def test_patch_features_that_are_not_finite_are_refused(make_run: MakeRun) -> None:
-    backbone = load_backbone(make_run(model="vit_mini", method="dino"))
+    extractor = Extractor(open_encoder(make_run(model="vit_mini", method="dino")))
     with torch.no_grad():
-        backbone.net.get_parameter("patch_embed.proj.bias").fill_(torch.nan)
-    patches = PatchFeatures(
-        backbone, synthetic(10, 16), torch.arange(10), TRANSFORM, size=32, n_blocks=2, batch_size=4
-    )
+        extractor.encoder.backbone.net.get_parameter("patch_embed.proj.bias").fill_(torch.nan)
+    patches = PatchFeatures(extractor, synthetic(10, 16), torch.arange(10), size=32, blocks=2, batch_size=4)
     with pytest.raises(UserError, match=r"not finite for 4 of 4 images: 1 of its .* such as patch_embed"):
         patches.hold()
 
 
 def test_held_patch_features_are_those_of_the_images_in_order(make_run: MakeRun) -> None:
     images = synthetic(10, 16)
-    backbone = load_backbone(make_run(model="vit_mini", method="dino"))
-    patches = PatchFeatures(backbone, images, torch.arange(10), TRANSFORM, size=32, n_blocks=2, batch_size=4)
+    extractor = Extractor(open_encoder(make_run(model="vit_mini", method="dino")))
+    patches = PatchFeatures(extractor, images, torch.arange(10), size=32, blocks=2, batch_size=4)
     fresh = list(patches.in_order())
     assert patches.hold()
     held = list(patches.in_order())
-    assert patches.dim == 2 * 96
+    assert patches.shape[0] == 2 * 96
     for (a, mask), (b, same) in zip(fresh, held, strict=True):
         assert a.shape[1:] == (192, 8, 8)  # 32 pixels in patches of 4
         assert torch.allclose(a, b, atol=1e-5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adasim.eval import fewshot_accuracy, knn_accuracy, linear_probe
-from adasim.eval.tensors import check_features, check_split
+from adasim.eval.features import check_features, check_split
 from adasim.util.errors import UserError
 
 TRAIN, TEST = torch.randn(8, 3), torch.randn(4, 3)

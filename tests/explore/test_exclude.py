@@ -13,14 +13,13 @@ import pytest
 import torch
 from helpers import command, photos_of_patterns, refusal
 
-from adasim.api import evaluate, pretrain
+from adasim.api import evaluate, load_run, pretrain
 from adasim.config import Config
 from adasim.data import describe, leave_out, open_images
 from adasim.data.sources import file_key
 from adasim.explore.collection import collect
 from adasim.explore.open import open_run
 from adasim.options import ExploreOptions
-from adasim.run import load_run
 from adasim.util.csv import to_csv
 from adasim.util.errors import UserError
 

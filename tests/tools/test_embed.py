@@ -17,7 +17,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 import adasim
-from adasim.eval import feature_files, features
+from adasim.eval import evaluation, features
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
 from adasim.tools.embed import Embedding, contact_sheet
@@ -114,7 +114,7 @@ def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
     monkeypatch.setattr(SOURCES, "_things", dict(SOURCES._things))  # forgotten at the end
     plugin = tmp_path / "own.py"
     plugin.write_text(
-        "from adasim.data.image_folder import open_folder\n"
+        "from adasim.data.folder import open_folder\n"
         "from adasim.registry import SOURCES\n"
         "@SOURCES.register('mine')\n"
         "def mine(name, *, size, split, seed):\n"
@@ -131,13 +131,13 @@ def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images were encoded at a time; a pass goes over them in fives."""
-    real, encode, seen = features.FeatureCache.features, features.encode, []
+    real, encode, seen = evaluation.cached_features, features.encode, []
 
     def counted(backbone: Any, views: torch.Tensor, kind: Any = "pooled") -> torch.Tensor:
         seen.append(len(views))
         return encode(backbone, views, kind)
 
-    monkeypatch.setattr(features.FeatureCache, "features", lambda *a, **o: real(*a, **o | {"batch_size": 5}))
+    monkeypatch.setattr(evaluation, "cached_features", lambda *a, **o: real(*a, **o | {"batch_size": 5}))
     monkeypatch.setattr(features, "encode", counted)
     return seen
 
@@ -158,7 +158,7 @@ def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
         return encode(*arguments)
 
     def killed() -> None:
-        feature_files.KEEP_S = 0.0  # after every batch
+        features.SAVE_S = 0.0  # after every batch
         setattr(features, "encode", dies_in_the_third_batch)  # noqa: B010 - mypy allows no assignment
         adasim.embed(run, photos, workers=0)
 

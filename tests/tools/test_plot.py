@@ -18,9 +18,9 @@ from helpers import command, json_lines, names, refusal, snapshot
 from PIL import Image
 
 import adasim
+from adasim.api import load_run
 from adasim.cli.pretrain import finish
 from adasim.eval.results import Result, append_result
-from adasim.run import load_run
 from adasim.tools.plot import COLOURS, DPI, MARKERS, MOST_LINES, PANELS, RunCurves, band, draw, group
 from adasim.util.errors import UserError
 

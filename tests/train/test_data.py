@@ -3,7 +3,6 @@
 import csv
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from pretrainings import Small
 from adasim.api import pretrain
 from adasim.cli.main import main
 from adasim.data import FolderImages
-from adasim.data.listing import scan
 from adasim.recipes import RECIPES
-from adasim.run import load_run
 from adasim.runs.metrics import UnreadableList
 from adasim.util.errors import UserError
 
@@ -75,56 +72,6 @@ def test_data_with_other_contents_of_the_same_sizes_are_refused(
         path.write_bytes(head + bytes(path.stat().st_size - len(head)))  # black
     with pytest.raises(UserError, match="48 of 48 images that were looked into hold something else"):
         pretrain(config, tmp_path / "run", resume=True)
-
-
-def never(*_: object) -> None:
-    pytest.fail("the folder was read")
-
-
-def test_a_resume_starts_from_the_listing_of_the_run_where_folders_have_not_changed(
-    small: Small,
-    tmp_path: Path,
-    photos: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("adasim.data.listing._SETTLED_NS", -(10**18))  # as if folders were old
-    config, run = small(epochs=2, data__source=str(photos)), tmp_path / "run"
-    pretrain(config, run)
-    with monkeypatch.context() as patch:
-        patch.setattr("adasim.data.image_folder.scan", never)
-        pretrain(config, run, resume=True)
-        assert "names, sizes and modification times of all 48 files agree" in capsys.readouterr().out
-        content, time = (photos / "class0/04.bmp").read_bytes(), (photos / "class0/04.bmp").stat().st_mtime_ns
-        (photos / "class0/04.bmp").write_bytes(b"?")  # in place: its folder does not show it
-        with pytest.raises(UserError, match=r"of 48 entries, 1 changed \(class0/04\.bmp\)"):
-            pretrain(config, run, resume=True)
-        (photos / "class0/04.bmp").write_bytes(content)
-        os.utime(photos / "class0/04.bmp", ns=(time, time))
-        pretrain(config, run, resume=True)
-    (photos / "class0/04.bmp").rename(photos / "class1/04.bmp")
-    with pytest.raises(UserError, match=r"of 48 entries, 1 renamed \(class0/04\.bmp -> class1/04\.bmp\)"):
-        pretrain(config, run, resume=True)
-
-
-def test_a_run_goes_on_with_the_classes_that_its_folders_had_when_it_began(
-    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    photos, run = tmp_path / "photos", tmp_path / "run"
-    photos_of_patterns(photos, "letter{c}/{i:02d}/photo.bmp")
-    config = small(epochs=2, data__source=str(photos))
-    with monkeypatch.context() as patch:  # a program of before: first-level folders at any depth
-        patch.setattr(
-            "adasim.data.image_folder.scan", lambda root: replace(scan(root), first_level_classes=True)
-        )
-        pretrain(config, run)
-    photos.rename(tmp_path / "moved")
-    config.data.source = str(tmp_path / "moved")
-    pretrain(config, run, resume=True)
-    said = capsys.readouterr().out
-    assert said.count("48 images in 2 classes (letter0, letter1)") == 2
-    assert load_run(run).images(source=config.data.source).classes == ["letter0", "letter1"]
-    assert len(FolderImages(tmp_path / "moved").classes) == 48
 
 
 @pytest.mark.parametrize("loss", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-99])])

@@ -12,12 +12,11 @@ import torch
 from pretrainings import Digest, Metrics, Small, _config, newest
 from torch import Tensor
 
-from adasim.api import pretrain
+from adasim.api import load_run, pretrain
 from adasim.config import Config
 from adasim.data import Batch
 from adasim.dist.processes import ALONE, Distributed
 from adasim.recipes import get_recipe
-from adasim.run import load_run
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.budget import Footprint, choose_micro_batches, free_bytes, out_of_memory_in_words
 from adasim.train.pretrain import check_micro_batch

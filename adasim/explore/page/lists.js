@@ -241,14 +241,14 @@ function card(view, item) {
     strip = shares.map(({ id, p }) => tile(id, { p, most, chosen: id === item.chosen, differs: own && labelOf(id) !== own }));
   }
   const out = leftOutElsewhere(i, name);
-  const files = name === "duplicates"
-    ? h("p", { class: "files" }, item.ids.slice(0, 3).flatMap((id, n) => [n ? " · " : "", text(nameOf(id))]))
-    : h("p", { class: "files" }, out ? `Left out in ${out.view} · ` : "", text(nameOf(i)), ` · ${splitOf(i)} · image ${i} · ${sizeOf(i)}`);
   const more = numbersOf(item.row);
+  const files = name === "duplicates"
+    ? h("p", { class: "files" }, `${more} · `, item.ids.slice(0, 3).flatMap((id, n) => [n ? " · " : "", text(nameOf(id))]))
+    : h("p", { class: "files" }, out ? `Left out in ${out.view} · ` : "", text(nameOf(i)), ` · ${splitOf(i)} · image ${i} · ${sizeOf(i)}`);
   return [
     name === "duplicates" ? null : h("div", { class: "first" }, tile(i, { chosen: item.chosen === i, note: " " })),
     h("div", { class: "words" }, h("h3", {}, cardHeading(view, item)), h("p", { class: "reason" }, text(item.row.reason)),
-      more ? h("p", { class: "numbers" }, text(more)) : null, files),
+      name === "duplicates" ? null : h("p", { class: "numbers" }, text(more)), files),
     h("div", { class: "strip", style: name === "duplicates" ? { "--tile": `${pictureWidth(strip.length)}px` } : {} }, strip),
     verdictButtons(name, verdictOf(name, item)),
   ].filter(Boolean);
