@@ -37,7 +37,7 @@ INLINE_BYTES = 25_000_000
 """A page that would be larger than this has its thumbnails beside it."""
 _SCRIPTS = (
     *("data", "dom", "verdicts", "files", "feed", "threshold", "bulk", "look", "filters"),
-    *("overview", "lists", "neighbours", "points", "map", "main"),
+    *("overview", "lists", "neighbours", "points", "regions", "map", "main"),
 )
 _BINS = 20
 

@@ -466,6 +466,16 @@ def test_verdicts_that_were_saved_are_loaded_as_they_were(tab: Tab, tmp_path: Pa
         assert tab.rows() == []
 
 
+@pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["1280-light", "390-dark"])
+def sized(tab: Tab, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    width, scheme = request.param
+    tab.page.set_viewport_size({"width": width, "height": 900})
+    tab.page.emulate_media(color_scheme=scheme)
+    yield tab
+    tab.page.set_viewport_size({"width": 1280, "height": 900})
+    tab.page.emulate_media(color_scheme="light")
+
+
 def score_of(tab: Tab, name: str) -> list[float]:
     table = tab.explored.found.tables[name]
     return [float(row[table.columns.index("score")]) for row in table.rows]
@@ -475,7 +485,8 @@ def listed(tab: Tab) -> int:
     return int(tab.page.locator("article >> nth=0").get_attribute("aria-setsize"))
 
 
-def test_the_handle_cuts_the_list_by_score_and_the_address_keeps_it(tab: Tab) -> None:
+def test_the_handle_cuts_the_list_by_score_and_the_address_keeps_it(sized: Tab) -> None:
+    tab = sized
     scores = score_of(tab, "surprising")
     tab.open("#/surprising")
     assert listed(tab) == len(scores)
@@ -494,7 +505,8 @@ def test_the_handle_cuts_the_list_by_score_and_the_address_keeps_it(tab: Tab) ->
     assert listed(tab) == len(scores)
 
 
-def test_one_verdict_for_all_that_is_listed_and_one_undo(tab: Tab) -> None:
+def test_one_verdict_for_all_that_is_listed_and_one_undo(sized: Tab) -> None:
+    tab = sized
     scores = score_of(tab, "surprising")
     least = sorted(scores)[len(scores) // 2]
     ids = {
@@ -521,7 +533,8 @@ def test_one_verdict_for_all_that_is_listed_and_one_undo(tab: Tab) -> None:
     assert tab.verdicts() == {first: "keep"}
 
 
-def test_lists_and_images_are_narrowed_down_by_class_and_split(tab: Tab) -> None:
+def test_lists_and_images_are_narrowed_down_by_class_and_split(sized: Tab) -> None:
+    tab = sized
     collection = tab.explored.found.collection
     rows = tab.explored.found.tables["surprising"].rows
     tab.open("#/surprising")
@@ -575,7 +588,8 @@ def test_no_group_is_judged_before_all_of_it_was_in_sight(burst: Tab) -> None:
     assert sorted(tab.verdicts().values()) == ["keep"] + ["reject"] * (size - 1)
 
 
-def test_space_or_a_click_shows_image_and_neighbour_from_their_files(tab: Tab) -> None:
+def test_space_or_a_click_shows_image_and_neighbour_from_their_files(sized: Tab) -> None:
+    tab = sized
     found = tab.explored.found
     names, rows = found.collection.names, found.tables["surprising"].rows
     neighbours = found.support.neighbours.tolist()
@@ -600,7 +614,8 @@ def test_space_or_a_click_shows_image_and_neighbour_from_their_files(tab: Tab) -
     assert tab.page.is_visible("#look")
 
 
-def test_the_map_is_selected_from_by_mouse_and_leads_to_a_list_and_a_verdict_for_all(tab: Tab) -> None:
+def test_the_map_is_selected_from_by_mouse_and_leads_to_a_list_and_a_verdict_for_all(sized: Tab) -> None:
+    tab = sized
     tab.open("#/map")
     stage = tab.page.locator("#map").bounding_box()
     left, top, width, height = (stage[key] for key in ("x", "y", "width", "height"))
@@ -634,7 +649,8 @@ def test_the_map_is_selected_from_by_mouse_and_leads_to_a_list_and_a_verdict_for
     assert f"{chosen} images selected" in tab.page.inner_text("#selection")
 
 
-def test_the_map_gives_a_keyboard_the_same_selections(tab: Tab) -> None:
+def test_the_map_gives_a_keyboard_the_same_selections(sized: Tab) -> None:
+    tab = sized
     tab.open("#/map")
     count = len(tab.explored.found.collection)
     sizes = [int(text.split()[0]) for text in tab.page.locator("#regions a").all_inner_texts()]

@@ -1,6 +1,5 @@
 // The map: pan, zoom, look, select. What is selected is an area, which the address holds; the lists below the map lead to
 // the same images for those who use a keyboard or do not see it.
-const REGIONS = 4;        // times that what is in view is halved
 const FEW = 160;          // as few images in view are shown as pictures
 const CELL = 36;          // pixels of a picture, at least
 const mixed = (i) => Math.imul(i + 1, 2654435761) >>> 0;  // an order in which no class comes first
@@ -335,39 +334,4 @@ function mapView(params) {
     stop: () => { watch.disconnect(); cancelAnimationFrame(frame); clearTimeout(settling); },
     choose: chooseInLook,
   };
-}
-
-// Images in about 2^times boxes of as many images each, halved across their longer side.
-function halve(ids, times) {
-  if (!times || ids.length < 8) return ids.length ? [ids] : [];
-  const { x, y } = placesOf();
-  const [left, top, right, bottom] = boundsOf(ids);
-  const values = right - left > bottom - top ? x : y;
-  const sorted = [...ids].sort((a, b) => values[a] - values[b] || a - b);
-  const middle = sorted.length >> 1;
-  return [...halve(sorted.slice(0, middle), times - 1), ...halve(sorted.slice(middle), times - 1)];
-}
-
-function boundsOf(ids) {
-  const { x, y } = placesOf();
-  const bounds = [1, 1, 0, 0];
-  for (const i of ids) {
-    bounds[0] = Math.min(bounds[0], x[i]);
-    bounds[1] = Math.min(bounds[1], y[i]);
-    bounds[2] = Math.max(bounds[2], x[i]);
-    bounds[3] = Math.max(bounds[3], y[i]);
-  }
-  return bounds;
-}
-
-const spread = (ids, count) => Array.from({ length: Math.min(count, ids.length) }, (_, n) => ids[Math.floor((n * ids.length) / Math.min(count, ids.length))]);
-
-// Some images in words: their most common labels, and how many stand in a list.
-function describe(ids) {
-  const counts = new Map();
-  if (LABELS) for (const i of ids) if (LABELS[i] >= 0) counts.set(LABELS[i], (counts.get(LABELS[i]) || 0) + 1);
-  const common = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 3).map(([c, count]) => `${D.classes[c]} ${percent(count / ids.length)}`);
-  const lists = VIEWS.filter(({ count, absent }) => count && !absent).map(({ name }) => findingsOf(name));
-  const marked = ids.filter((i) => lists.some((set) => set.has(i))).length;
-  return [common.join(", "), marked ? `${number(marked)} in a list of findings` : ""].filter(Boolean).join(" · ");
 }
