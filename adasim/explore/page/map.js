@@ -199,7 +199,7 @@ function mapView(params) {
     const filter = { area, ...(picked < 0 ? {} : kind.link(picked)) };
     selection.replaceChildren(
       h("p", {}, h("b", {}, `${images(selected.length)} selected`), " ", describe(selected)),
-      h("div", { class: "few" }, selected.slice(0, 16).map((i) => picture(i))),
+      h("div", { class: "few" }, spread(selected, 16).map((i) => picture(i))),
       h("div", { class: "actions" },
         h("a", { class: "button", id: "as-list", href: address("neighbours", filter) }, "Show as a list"),
         h("button", { type: "button", class: "wide", id: "judge-selected", "aria-haspopup": "dialog", disabled: !selected.length,
