@@ -73,7 +73,7 @@ class ViewsConfig:
     """Share of the image's area that a global crop covers."""
     local_crops: Natural = 0
     """Small extra views for the student alone (multi-crop); 0 as in the paper."""
-    local_size: Annotated[Pixels | None, FIXED] = None
+    local_size: Pixels | None = None
     """Side of the local views in pixels; by default about 3/7 of the global ones': 96 beside 224."""
     local_scale: Annotated[tuple[float, float], FIXED] = (0.05, 0.4)
     """Share of the image's area that a local crop covers."""
@@ -103,7 +103,7 @@ class ViewsConfig:
         if self.local_crops and self.local_side > self.size:
             raise UserError(
                 f"views.local_size={self.local_size} is more than views.size={self.size}, and local views are the "
-                f"small ones. Lower views.local_size."
+                f"small ones. Lower --views.local-size."
             )
         for name in ("scale", "local_scale"):
             low, high = getattr(self, name)
