@@ -23,20 +23,6 @@ from adasim.util.machine import spin_briefly
 spin_briefly()  # torch, which is imported later, reads the setting once
 
 __version__ = "0.3.0"
-__all__ = [
-    "NeighborMemory",
-    "PairDataset",
-    "PairSampler",
-    "embed",
-    "evaluate",
-    "export",
-    "load_backbone",
-    "load_run",
-    "plot",
-    "pretrain",
-    "similar",
-]
-
 _HOMES = {
     "NeighborMemory": "adasim.neighbors",
     "PairDataset": "adasim.neighbors",
@@ -50,6 +36,7 @@ _HOMES = {
     "pretrain": "adasim.api",
     "similar": "adasim.tools.embed",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

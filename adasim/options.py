@@ -281,15 +281,10 @@ def refuse_unused(options: ExploreOptions, names: Sequence[str], run: str | Path
     for name in names:
         if getattr(options, name) == getattr(ExploreOptions, name):
             continue
-        option = f"--{name.replace('_', '-')}"
-        if run is None:
-            raise UserError(
-                f"{option} changes nothing beside --features, which are there already. Leave it out."
-            )
-        raise UserError(
-            f"{option} is for --backbone and --features: a run has its neighbours from its training. Leave it out, "
-            f"or ask the encoder: --backbone {run} --data ..."
-        )
+        why = "changes nothing beside --features, which are there already. Leave it out."
+        if run is not None:
+            why = f"is for --backbone and --features. Leave it out, or ask the encoder: --backbone {run} --data ..."
+        raise UserError(f"--{name.replace('_', '-')} {why}")
 
 
 @dataclass(kw_only=True)

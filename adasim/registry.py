@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from adasim import options
 from adasim.util.errors import UserError, suggest
@@ -27,7 +27,7 @@ from adasim.util.errors import UserError, suggest
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
+class Registry:
     """Things of one kind by their names.
 
     Args:
@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._home = home
         self._built_in = built_in
-        self._things: dict[str, T] = {}
+        self._things: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that makes a thing known as `name`; a name is given once."""
@@ -58,12 +58,10 @@ class Registry(Generic[T]):
 
         return keep
 
-    def __getitem__(self, name: str) -> T:
+    def __getitem__(self, name: str) -> Any:
         if name not in self:
-            raise UserError(
-                f"Unknown {self.kind} {name!r}. {suggest(name, self.names())} One from a file of your own needs "
-                f"--plugin FILE."
-            )
+            near = suggest(name, self.names())
+            raise UserError(f"Unknown {self.kind} {name!r}. {near} One of your own needs --plugin FILE.")
         if name not in self._things:
             import_module(self._home)
         return self._things[name]
@@ -88,7 +86,7 @@ class Outline:
     VIEWS: dict[str, Any] = field(default_factory=dict)
 
 
-METHODS: Registry[Any] = Registry(
+METHODS = Registry(
     "method",
     "adasim.methods",
     {
@@ -98,7 +96,7 @@ METHODS: Registry[Any] = Registry(
     },
 )
 """Classes of `adasim.methods.Method`."""
-PAIRS: Registry[Any] = Registry(
+PAIRS = Registry(
     "pair policy",
     "adasim.neighbors",
     {
@@ -107,9 +105,9 @@ PAIRS: Registry[Any] = Registry(
     },
 )
 """Classes of `adasim.neighbors.PairPolicy`."""
-SOURCES: Registry[Any] = Registry("kind of data", "adasim.data", dict.fromkeys(("synthetic", "python", "hf")))
+SOURCES = Registry("kind of data", "adasim.data", dict.fromkeys(("synthetic", "python", "hf")))
 """Functions from what stands behind `NAME:` in `--data NAME:...` to an `ImageSet`."""
-EVALUATIONS: Registry[Any] = Registry(
+EVALUATIONS = Registry(
     "evaluation",
     "adasim.eval",
     {

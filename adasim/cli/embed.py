@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adasim.cli.options import Model, Reading, check_file, check_images, check_model, read_options
+from adasim.cli.options import Model, Reading, read_options
 from adasim.tools.outputs import check_features_file
 from adasim.util.terminal import say
 
@@ -34,20 +34,11 @@ def main(arguments: Sequence[str]) -> None:
     """`adasim embed ...`"""
     asked = read_options(EmbedArguments, arguments, "embed")
     check_features_file(asked.out, asked.overwrite)
-    check_model(asked.model)
-    check_file(asked.exclude, "--exclude")
-    check_images(asked.data)
+    asked.check(asked.model, asked.data, "--data")
 
     from adasim.tools.embed import embed
 
-    made = embed(
-        asked.model,
-        asked.data,
-        asked.out,
-        **asked.how(),
-        overwrite=asked.overwrite,
-        say=say,
-    )
+    made = embed(asked.model, asked.data, asked.out, overwrite=asked.overwrite, **asked.named(), say=say)
     count, width = made.features.shape
     labels = "no labels" if made.labels is None else f"labels of {len(made.classes):,} classes"
     say(f"{asked.out}: features of {count:,} images, {width} wide, file names, {labels}.")

@@ -1,14 +1,4 @@
-"""`adasim eval ...`: measure an encoder, and compare what was measured.
-
-adasim eval knn RUN                               k-NN accuracy on the run's own data
-adasim eval knn RUN --all-snapshots               the same over training (--save.encoder-every)
-adasim eval linear RUN --data photos/             a linear layer on frozen features
-adasim eval fewshot RUN --data flowers/ pets/     5-way 5-shot episodes
-adasim eval segmentation RUN --data VOC2012/      a linear layer on patch features
-adasim eval views RUN --data photos/              what can be said without labels
-adasim eval table RUN RUN                         the runs' results side by side
-adasim eval --plugin FILE NAME RUN                an evaluation of your own
-"""
+"""`adasim eval ...`: measure an encoder, and compare what was measured."""
 
 from __future__ import annotations
 
@@ -21,9 +11,17 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
-from adasim.cli.options import MODEL, Command, Model, check_file, check_images, check_model, read_options
+from adasim.cli.options import (
+    MODEL,
+    Command,
+    Model,
+    check_file,
+    check_images,
+    check_model,
+    read_options,
+    show_help,
+)
 from adasim.options import with_options
 from adasim.registry import EVALUATIONS
 from adasim.util import terminal
@@ -57,15 +55,13 @@ def main(arguments: Sequence[str]) -> None:
     """`adasim eval ...`"""
     console = terminal.console()
     if not arguments or arguments[0] in ("-h", "--help"):
-        return show_evaluations(console)
+        return show_evaluations()
     name, rest = arguments[0], arguments[1:]
     if name == TABLE:
         return show_table(read_options(TableArguments, rest, f"eval {TABLE}"), console)
     if name not in EVALUATIONS:
-        known = suggest(name, [*EVALUATIONS.names(), TABLE])
-        raise UserError(
-            f"Unknown evaluation {name!r}. {known} One from a file of your own needs --plugin FILE."
-        )
+        near = suggest(name, [*EVALUATIONS.names(), TABLE])
+        raise UserError(f"Unknown evaluation {name!r}. {near} One of your own needs --plugin FILE.")
     evaluate(name, rest, console)
 
 
@@ -138,20 +134,15 @@ def show_table(arguments: TableArguments, console: Console) -> None:
         aside.print(LEGEND, style="dim")
 
 
-def show_evaluations(console: Console) -> None:
-    console.print(Text.assemble(("adasim eval", "bold"), " WHAT MODEL [options]\n"))
-    lines = Table(box=None, padding=(0, 2), show_header=False)
-    for name in EVALUATIONS.names():
-        kind = EVALUATIONS.outline(name)
-        lines.add_row(
-            Text(name, "bold"), kind.summary or next(iter((kind.__doc__ or "").strip().splitlines()), "")
-        )
-    lines.add_row(Text(TABLE, "bold"), "compare runs: the results side by side, also as Markdown or LaTeX")
-    console.print(lines)
-    console.print(
-        Text.assemble(
-            f"\nMODEL: {MODEL} Results are kept in the run's results.jsonl.\n",
-            ("adasim eval WHAT --help", "bold"),
-            " shows every option.",
-        )
+def show_evaluations() -> None:
+    """`adasim eval`: what there is."""
+    kinds = {name: EVALUATIONS.outline(name) for name in EVALUATIONS.names()}
+    rows = [
+        (name, kind.summary or (kind.__doc__ or "").strip().partition("\n")[0])
+        for name, kind in kinds.items()
+    ]
+    rows.append((TABLE, "compare runs: the results side by side, also as Markdown or LaTeX"))
+    ending = f"MODEL: {MODEL} Results are kept in the run's results.jsonl."
+    show_help(
+        "adasim eval WHAT MODEL [options]", rows, f"{ending}\nadasim eval WHAT --help shows every option."
     )

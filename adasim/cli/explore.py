@@ -7,24 +7,21 @@ adasim explore --features mine.npz --data photos/       features that somebody e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from adasim.cli.options import Neighbours, read_options
-from adasim.options import FOR_AN_ENCODER, ExploreOptions, refuse_unused
+from adasim.options import FOR_AN_ENCODER, refuse_unused
 from adasim.tools.outputs import check_lists, check_output, check_page
 from adasim.util.errors import UserError
 from adasim.util.files import write_errors
-from adasim.util.terminal import console, say
+from adasim.util.terminal import say
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from adasim.explore.open import Opened
     from adasim.explore.page import Exploration
 
 _EXPORTS = {"atlas": ".jsonl", "fiftyone": ".csv", "cleanlab": ".npz"}
@@ -33,8 +30,9 @@ TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
 
 @dataclass(kw_only=True)
-class What(Neighbours):
-    """What is explored, and what is written."""
+class ExploreArguments(Neighbours):
+    """Write a page to explore images by their neighbours. It opens from the disk and needs no network; none of your
+    images is changed, moved or deleted."""
 
     out: Path | None = None
     """The page to write; RUN/explore.html, or explore.html."""
@@ -48,12 +46,6 @@ class What(Neighbours):
     """Also write an .npz file of labels and features for cleanlab."""
     overwrite: bool = False
     """Replace a page or lists of an earlier exploration."""
-
-
-@dataclass(kw_only=True)
-class ExploreArguments(ExploreOptions, What):  # in this order `What` comes first in the help
-    """Write a page to explore images by their neighbours. It opens from the disk and needs no network; none of your
-    images is changed, moved or deleted."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -78,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from adasim.explore.page import explore
 
-    opened = open_asked(asked, say)
+    opened = asked.open(say)
     explored = explore(opened, say)
     count = {name: len(table.rows) for name, table in explored.tables.items()}
     groups = len(explored.findings.groups)
@@ -99,7 +91,7 @@ def main(arguments: Sequence[str]) -> None:
     if asked.export_cleanlab is not None:
         say("For cleanlab: Datalab(...).find_issues(features=...) (docs/explore.md)")
     for path in written:
-        console().print(Text.assemble("  ", str(path)), soft_wrap=True)
+        say(f"  {path}")
 
 
 def write(asked: ExploreArguments, page: Path | None, explored: Exploration, features: Tensor) -> list[Path]:
@@ -120,15 +112,3 @@ def write(asked: ExploreArguments, page: Path | None, explored: Exploration, fea
     exported = (getattr(asked, f"export_{tool}") for tool in _EXPORTS)
     written += [path for path in exported if path is not None]
     return written + (write_page(page, explored) if page is not None else [])
-
-
-def open_asked(asked: ExploreArguments, say: Callable[[str], None]) -> Opened:
-    from adasim.explore.open import open_backbone, open_features, open_run
-
-    if asked.run is not None:
-        return open_run(asked.run, asked, say, data=asked.data)
-    assert asked.data is not None
-    if asked.backbone is not None:
-        return open_backbone(asked.backbone, asked.data, asked, say)
-    assert asked.features is not None
-    return open_features(asked.features, asked.data, asked, say)

@@ -8,21 +8,27 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
+from rich.table import Table
+from rich.text import Text
 
-from adasim.options import EncoderOptions
+from adasim.options import EncoderOptions, ExploreOptions
 from adasim.registry import is_path, load_plugin
 from adasim.runs.access import require_run
+from adasim.util import terminal
 from adasim.util.errors import UserError, closest
 from adasim.util.fields import check_fields, in_words
+
+if TYPE_CHECKING:
+    from adasim.explore.open import Opened
 
 MODEL = (
     "A run folder, a timm model name, NAME:FILE (a model's name and a file of its weights), a folder with "
@@ -56,14 +62,20 @@ class Reading(EncoderOptions, Command):
     exclude: Path | None = None
     """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`."""
 
-    def how(self) -> dict[str, Any]:
-        """The same for `adasim.embed` and `adasim.similar`."""
-        names = ("split", "size", "device", "workers", "exclude")
-        return {name: getattr(self, name) for name in names} | {"cache": not self.no_cache}
+    def check(self, model: str, source: str, option: str) -> None:
+        """The encoder, the verdicts and the images are there."""
+        check_model(model)
+        check_file(self.exclude, "--exclude")
+        check_images(source, option)
+
+    def named(self) -> dict[str, Any]:
+        """What `embed` and `similar` take by these names in Python."""
+        same = ("split", "size", "device", "workers", "exclude")
+        return {name: getattr(self, name) for name in same} | {"cache": not self.no_cache}
 
 
 @dataclass(kw_only=True)
-class Neighbours(Command):
+class Neighbours(ExploreOptions, Command):
     """Whose neighbours `explore` and `gallery` show: a run's, an encoder's, or those of given features."""
 
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
@@ -93,6 +105,18 @@ class Neighbours(Command):
         check_model(self.backbone or "")
         check_file(self.features, "--features")
         check_images(self.data)
+
+    def open(self, say: Callable[[str], None]) -> Opened:
+        """Images, their supports and features."""
+        from adasim.explore.open import open_backbone, open_features, open_run
+
+        if self.run is not None:
+            return open_run(self.run, self, say, data=self.data)
+        assert self.data is not None
+        if self.backbone is not None:
+            return open_backbone(self.backbone, self.data, self, say)
+        assert self.features is not None
+        return open_features(self.features, self.data, self, say)
 
 
 def load_plugins(arguments: Sequence[str]) -> list[str]:
@@ -265,3 +289,16 @@ def plainly_shown(kind: type[Asked]) -> type[Asked]:
             shown[field.name] = Annotated[hints[field.name], tyro.conf.arg(help_behavior_hint="")]
     namespace = {"__annotations__": shown, "__doc__": kind.__doc__, "__module__": kind.__module__}
     return dataclasses.dataclass(kw_only=True)(type(kind.__name__, (kind,), namespace))
+
+
+def show_help(usage: str, rows: Sequence[tuple[str, ...]], ending: str) -> None:
+    """Usage, a table whose first column is bold, and what comes last."""
+    console = terminal.console()
+    console.print(Text(f"{usage}\n", "bold"), soft_wrap=True)
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    for style in ("bold", "cyan")[: len(rows[0]) - 1]:
+        table.add_column(no_wrap=True, style=style)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"\n{ending}", soft_wrap=True)

@@ -10,6 +10,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
+from adasim.cli.options import show_help
 from adasim.cli.pretrain import (
     SOURCES,
     PretrainArguments,
@@ -19,14 +20,12 @@ from adasim.cli.pretrain import (
     finish,
     parse,
     resume,
-    show_help,
 )
 from adasim.config import Config, DataConfig
 from adasim.recipes import get_recipe
 from adasim.runs.access import began_here, check_out, restarted
 from adasim.util import terminal
 from adasim.util.errors import UserError
-from adasim.util.machine import OtherProcesses
 from adasim.util.units import duration
 
 HELP = {
@@ -101,23 +100,13 @@ def photos(arguments: Sequence[str]) -> None:
         terminal.say(doubt)
     if not asked.yes and not agreed(console.input):
         return terminal.say("Nothing was started.")
-    others, began = OtherProcesses(), time.monotonic()
+    began = time.monotonic()
     run(proposal.config, asked.out, overwrite=asked.overwrite)
-    if late := overrun(time.monotonic() - began, proposal.seconds, others.cores()):
-        terminal.say(late)
+    took = time.monotonic() - began
+    if took > 1.25 * proposal.seconds:
+        planned = duration(proposal.seconds)
+        terminal.say(f"The run took {duration(took)} instead of {planned}. Did others use the machine?")
     finish(asked.out, curves=asked.curves, compare=asked.compare)
-
-
-def overrun(took: float, planned: float, used: float) -> str | None:
-    """A sentence on a run that took over a quarter longer than planned (seconds), while others used so many cores.
-
-    >>> overrun(5400, 3600, 1.26)
-    "The run took 1:30:00 instead of 1:00:00; other processes used 1.3 of the machine's cores meanwhile."
-    """
-    if took <= 1.25 * planned:
-        return None
-    others = f"; other processes used {used:.1f} of the machine's cores meanwhile" if used > 0.25 else ""
-    return f"The run took {duration(took)} instead of {duration(planned)}{others}."
 
 
 def agreed(ask: Callable[[str], str]) -> bool:

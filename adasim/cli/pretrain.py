@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.table import Table
 from rich.text import Text
 
-from adasim.cli.options import Command, check_file, check_images, check_model, check_path, read_arguments
+from adasim.cli.options import (
+    Command,
+    check_file,
+    check_images,
+    check_model,
+    check_path,
+    read_arguments,
+    show_help,
+)
 from adasim.config import Config
 from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
@@ -292,20 +299,6 @@ def show_recipes() -> None:
         f"SOURCE is {SOURCES}.\n"
         "adasim pretrain RECIPE -h shows the options that most people need, --help every one.",
     )
-
-
-def show_help(usage: str, rows: Sequence[tuple[str, ...]], ending: str) -> None:
-    """Usage, a table whose first column is bold, and what comes last."""
-    console = terminal.console()
-    console.print(Text(f"{usage}\n", "bold"), soft_wrap=True)
-    table = Table(box=None, padding=(0, 1), show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    for column in range(1, len(rows[0])):
-        table.add_column(no_wrap=column < len(rows[0]) - 1, style="cyan" if column < len(rows[0]) - 1 else "")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print(f"\n{ending}", soft_wrap=True)
 
 
 # When a run has ended

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from adasim.cli.options import Model, Reading, check_file, check_images, check_model, read_options
+from adasim.cli.options import Model, Reading, read_options
 from adasim.tools.outputs import check_output
 from adasim.util import terminal
 from adasim.util.errors import UserError
@@ -55,29 +55,19 @@ def main(arguments: Sequence[str]) -> None:
         if asked.out.suffix != ".png":
             raise UserError(f"--out {asked.out} must end in .png.")
         check_output(asked.out, asked.overwrite)
-    check_model(asked.model)
-    check_file(asked.exclude, "--exclude")
-    check_images(asked.among, "--in")
+    asked.check(asked.model, asked.among, "--in")
 
     from adasim.tools.embed import contact_sheet, similar
 
-    nearest = similar(
-        asked.model,
-        asked.image,
-        asked.among,
-        asked.k,
-        **asked.how(),
-        say=terminal.say,
-    )
+    nearest = similar(asked.model, asked.image, asked.among, asked.k, **asked.named(), say=terminal.say)
     console.print(
         Text.assemble("\nMost similar to ", (terminal.printable(asked.image), "bold"), "\n"), soft_wrap=True
     )
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("", justify="right", style="dim")
-    table.add_column("similarity", justify="right")
-    table.add_column("file", overflow="fold")
-    for place, (name, score) in enumerate(zip(nearest.files, nearest.scores, strict=True), 1):
-        table.add_row(str(place), f"{score:.4f}", name)
+    place = Column("", justify="right", style="dim")
+    score = Column("similarity", justify="right")
+    table = Table(place, score, Column("file", overflow="fold"), box=None, padding=(0, 2), header_style="dim")
+    for number, (name, similarity) in enumerate(zip(nearest.files, nearest.scores, strict=True), 1):
+        table.add_row(str(number), f"{similarity:.4f}", name)
     console.print(table)
     if not asked.no_picture:
         out = asked.out or _default_name(asked.image, asked.overwrite)

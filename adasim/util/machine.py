@@ -1,4 +1,4 @@
-"""The machine: what the system lets a process have, how its threads wait, and how much others use its cores.
+"""The machine: what the system lets a process have, and how its threads wait.
 
 Nothing here imports torch, which reads the environment when it is loaded.
 """
@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 
 from adasim.util.errors import UserError
 from adasim.util.units import scaled
@@ -21,7 +20,6 @@ SPINS = 10_000
 SPIN_MILLISECONDS = 1
 """The same for LLVM's and Intel's, which spin for 200 ms."""
 _USERS_CHOICE = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
-_SHORTEST = 0.5  # seconds: the system counts in hundredths
 _OPEN_FILES = 64
 _THREADS = 8
 _IMPORTS = (
@@ -50,31 +48,21 @@ def require_enough() -> None:
         )
     memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     # Tried by another process, since C++ code aborts where memory ends; it takes seconds, but such limits are rare.
-    if (
-        memory >= 0
-        and subprocess.run([sys.executable, "-c", _IMPORTS, str(memory)], capture_output=True).returncode
-    ):
+    trial = [sys.executable, "-c", _IMPORTS, str(memory)]
+    if memory >= 0 and subprocess.run(trial, capture_output=True).returncode:
         raise UserError(
             f"This process may have {memory / 2**30:.3g} GB of address space (ulimit -v), too little for the "
             f"libraries alone. Start it where `ulimit -v unlimited` was said; systemd-run or a "
             f"container bounds what is really used."
         )
-    _require_threads()
-
-
-def _require_threads() -> None:
-    """Start a few threads at once, so that it fails here and not within a library."""
+    # A few threads at once, so that it fails here and not within a library.
     go = threading.Event()
-    threads: list[threading.Thread] = []
+    threads = [threading.Thread(target=go.wait, daemon=True) for _ in range(_THREADS)]
     try:
-        for _ in range(_THREADS):
-            thread = threading.Thread(target=go.wait, daemon=True)
+        for thread in threads:
             thread.start()
-            threads.append(thread)
     finally:
         go.set()
-        for thread in threads:
-            thread.join()
 
 
 def refused_by_system(error: BaseException) -> str | None:
@@ -113,34 +101,3 @@ def spin_briefly() -> None:
         return
     os.environ["GOMP_SPINCOUNT"] = str(SPINS)
     os.environ["KMP_BLOCKTIME"] = str(SPIN_MILLISECONDS)
-
-
-class OtherProcesses:
-    """How many cores all other processes of the machine have used since this was made. Children that still run are
-    such others, too."""
-
-    def __init__(self) -> None:
-        self._began, self._own, self._all = time.monotonic(), _own(), _used()
-
-    def cores(self) -> float:
-        """On average; 0 where the system does not say, or before there is enough to tell."""
-        now, seconds = _used(), time.monotonic() - self._began
-        if now is None or self._all is None or seconds < _SHORTEST:
-            return 0.0
-        return max(0.0, now - self._all - (_own() - self._own)) / seconds
-
-
-def _own() -> float:
-    """Seconds of this process and of its children that have ended."""
-    return sum(os.times()[:4])
-
-
-def _used() -> float | None:
-    """Seconds for which some core was busy, since the machine was started; None where there is no /proc/stat."""
-    try:
-        with open("/proc/stat") as file:
-            ticks = [int(word) for word in file.readline().split()[1:9]]  # behind these, parts of them again
-    except (OSError, ValueError):
-        return None
-    user, nice, system, _idle, _waiting_for_disks, *interrupts_and_other_machines = ticks
-    return (user + nice + system + sum(interrupts_and_other_machines)) / os.sysconf("SC_CLK_TCK")

@@ -7,7 +7,6 @@ Output that cannot be written (a closed pipe, a full disk) is dropped: it never 
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -110,11 +109,11 @@ def complain(error: object) -> None:
 
 def is_unread() -> bool:
     """Whether standard output is a pipe whose reader has gone (`adasim ... | head`)."""
-    return _Stream.unread
+    return isinstance(_Stream.failed, BrokenPipeError)
 
 
 def output_error() -> OSError | None:
-    """Why something could not be written to standard output, a closed pipe aside."""
+    """Why something could not be written to standard output."""
     return _Stream.failed
 
 
@@ -144,53 +143,41 @@ def progress_bar(text: str, total: int, wanted: bool = True) -> Iterator[Callabl
 class _Stream(io.TextIOBase):
     """Standard output or error as it is at the moment of writing; what cannot be written is dropped."""
 
-    unread = False
     failed: OSError | None = None
+    """Why standard output could not be written to."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     @property
-    def _file(self) -> TextIO | None:
-        file = getattr(sys, self._name)
+    def _file(self) -> TextIO:
+        file = getattr(sys, self._name) or io.StringIO()  # None where it was closed
         return getattr(file, "rich_proxied_file", file)  # beneath a live bar
 
     def write(self, text: str) -> int:
         file = self._file
-        try:
-            if file is not None:
-                try:
-                    file.write(text)
-                except UnicodeEncodeError:  # a terminal that knows ASCII alone
-                    encoding = file.encoding or "ascii"
-                    file.write(text.encode(encoding, "backslashreplace").decode(encoding))
-                file.flush()
-        except (OSError, ValueError) as error:
-            self._note(error)
+        encoding = file.encoding or "utf-8"
+        try:  # what a terminal that knows ASCII alone cannot show is escaped
+            file.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            file.flush()
+        except ValueError:  # closed
+            pass
+        except OSError as error:
+            if self._name == "stdout":
+                _Stream.failed = error
+                if isinstance(error, BrokenPipeError):
+                    discard_output()
         return len(text)
-
-    def _note(self, error: OSError | ValueError) -> None:
-        if self._name != "stdout" or not isinstance(error, OSError):
-            return
-        if error.errno == errno.EPIPE:
-            _Stream.unread = True
-            discard_output()
-        else:
-            _Stream.failed = error
 
     def flush(self) -> None:
         pass  # every write is
 
     def isatty(self) -> bool:
-        file = self._file
-        return file is not None and not file.closed and file.isatty()
+        return not self._file.closed and self._file.isatty()
 
     def fileno(self) -> int:
-        file = self._file
-        if file is None:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return file.fileno()
+        return self._file.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return getattr(self._file, "encoding", None) or "utf-8"
+        return self._file.encoding or "utf-8"
