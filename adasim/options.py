@@ -92,7 +92,7 @@ class NearestSettings:
     the target of both."""
 
 
-SWEEP = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+SWEEP: tuple[float, ...] = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Learning rates per 256 images that span what frozen features of either method ask for."""
 TAU = 0.2
 """Temperature of p_win where nobody says another: the paper's."""
@@ -166,9 +166,8 @@ class LinearOptions(Sources):
     summary: ClassVar[str] = "accuracy of a linear layer: DINO's or SimSiam's protocol"
 
     protocol: str = "auto"
-    """Whose: SGD over the last blocks' CLS (dino), or LARS over the pooled feature (simsiam). The run's own."""
-    optimizer: Literal["auto", "sgd", "lars"] = "auto"
-    """Another optimiser than the protocol's; only SimSiam publishes a rate for it (sgd: 30)."""
+    """Whose: SGD over the last blocks' CLS (dino), LARS over the pooled feature (simsiam), or SGD over it
+    (simsiam-sgd). The run's own."""
     quick: bool = False
     """Train on cached features without augmentation; the default up to 64 pixels."""
     augmented: bool = False

@@ -1,7 +1,7 @@
 """`adasim eval linear`: a linear layer on frozen features, by DINO's or SimSiam's protocol.
 
 `dino`: SGD with momentum, no decay (Caron et al., 2021). `simsiam`: the same with LARS (Chen and He, 2021; You et
-al., 2017). Each can have the other's optimiser. Both begin at normal(0, 0.01) weights and zero biases, take the rate
+al., 2017). Both begin at normal(0, 0.01) weights and zero biases, take the rate
 from lr * batch_size / 256 to 0 by a cosine that moves once an epoch, and report the best epoch on the test images.
 
 A sweep looks at the test images once, at its end: it chooses its rate on held-out training images, and reports the
@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Column, Table
@@ -43,7 +43,6 @@ from adasim.util.fields import Range, check_name
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 """(B, D) features and their (B,) labels, batch after batch."""
-Optimizer = Literal["sgd", "lars"]
 FALLBACK = "dino"
 """The protocol of encoders whose method is not known."""
 _ENCODED = 64
@@ -56,60 +55,37 @@ _LOGITS = 1 << 24  # test logits held at a time
 class LinearProtocol:
     """Published settings."""
 
-    rate: float | None
-    """Learning rate per 256 images; None: nothing is published."""
+    rate: float
+    """Learning rate per 256 images."""
     conv_rate: float | None = None
     """The same where the encoder is no ViT; None: `rate` as well."""
     epochs: int
     batch_size: int
-    optimizer: Optimizer
+    lars: bool
     """SGD with momentum 0.9, plain or with gradients scaled by LARS (`lars_scale`)."""
-    scale_bias: bool = True
-    """Whether LARS scales the bias's gradient, too: so does apex's LARC, SimSiam's; DINO's LARS leaves it alone."""
     features: FeatureKind
     """What the layer sees: the encoder's own output, or the last blocks' CLS tokens."""
     bilinear: bool
     """Resize images bilinearly, and not as the encoder's own view does."""
 
-    def published_rate(self, is_vit: bool = True) -> float:
-        """The one rate for a ViT, or for another net."""
-        rate = self.rate if is_vit or self.conv_rate is None else self.conv_rate
-        if rate is None:
-            raise UserError(
-                f"No rate is published for this protocol with {self.optimizer}. Name one (--rates), or --sweep."
-            )
-        return rate
-
 
 _SIMSIAM = LinearProtocol(
-    rate=0.1, epochs=90, batch_size=4096, optimizer="lars", features="pooled", bilinear=True
-)
+    rate=0.1, epochs=90, batch_size=4096, lars=True, features="pooled", bilinear=True
+)  # the rate of its code; the paper has 0.02
 LINEAR_PROTOCOLS: dict[str, LinearProtocol] = {
     "dino": LinearProtocol(
         rate=0.001,
         conv_rate=0.03,
         epochs=100,
         batch_size=1024,
-        optimizer="sgd",
-        scale_bias=False,
+        lars=False,
         features="linear-dino",
         bilinear=False,
     ),
-    "simsiam": _SIMSIAM,  # the rate of its code; the paper has 0.02
-    "simsiam-sgd": replace(_SIMSIAM, optimizer="sgd", rate=30.0, batch_size=256),  # tried in the same paper
+    "simsiam": _SIMSIAM,
+    "simsiam-sgd": replace(_SIMSIAM, lars=False, rate=30.0, batch_size=256),  # tried in the same paper
 }
 """By name. A method says by its `linear_protocol` which of them its encoders are measured by."""
-
-
-def linear_protocol(name: str, optimizer: str = "auto") -> LinearProtocol:
-    """The protocol of that name, with its own optimiser or with another."""
-    check_name("protocol", name, LINEAR_PROTOCOLS)
-    check_name("optimizer", optimizer, ("auto", "sgd", "lars"))
-    protocol = LINEAR_PROTOCOLS[name]
-    if optimizer in ("auto", protocol.optimizer):
-        return protocol
-    unpublished = replace(protocol, optimizer=cast(Optimizer, optimizer), rate=None, conv_rate=None)
-    return LINEAR_PROTOCOLS.get(f"{name}-{optimizer}", unpublished)
 
 
 class Score(NamedTuple):
@@ -123,34 +99,20 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearResult:
-    """Test accuracy of every rate after every epoch. What is chosen by it is chosen on the test set."""
+    """Test accuracy after every epoch. What is chosen by it is chosen on the test set."""
 
-    rates: tuple[float, ...]
-    """Learning rates per 256 images."""
-    top1: tuple[tuple[float, ...], ...]
-    """Percent, one row per epoch and one column per rate."""
-    top5: tuple[tuple[float, ...], ...]
-    """The same for the five likeliest classes."""
-
-    def scores(self, epoch: int) -> tuple[Score, ...]:
-        """Each rate's score after an epoch (from 1)."""
-        rows = zip(self.top1[epoch - 1], self.rates, self.top5[epoch - 1], strict=True)
-        return tuple(Score(top1, rate, epoch, top5) for top1, rate, top5 in rows)
-
-    def last_epochs(self) -> tuple[Score, ...]:
-        """Each rate's last epoch."""
-        return self.scores(len(self.top1))
+    epochs: tuple[tuple[Score, ...], ...]
+    """The scores of all rates, epoch after epoch."""
 
     @property
     def best(self) -> Score:
         """The best epoch: how both papers report. Of several rates, the best one."""
-        epochs = range(1, len(self.top1) + 1)
-        return max((score for epoch in epochs for score in self.scores(epoch)), key=lambda score: score.top1)
+        return max((score for scores in self.epochs for score in scores), key=lambda score: score.top1)
 
     @property
     def last(self) -> Score:
         """The last epoch; of several rates, that of the one which ends best."""
-        return max(self.last_epochs(), key=lambda score: score.top1)
+        return max(self.epochs[-1], key=lambda score: score.top1)
 
 
 def linear_probe(
@@ -164,7 +126,6 @@ def linear_probe(
     epochs: int | None = None,
     batch_size: int | None = None,
     protocol: str = "dino",
-    optimizer: str = "auto",
     seed: int = 0,
 ) -> LinearResult:
     """Train linear heads on frozen features, and score them on the test set after every epoch.
@@ -181,10 +142,10 @@ def linear_probe(
         epochs: None takes the published number.
         batch_size: of a full batch, which scales the rates; None takes the published one.
         protocol: a name of `LINEAR_PROTOCOLS`.
-        optimizer: `sgd` or `lars`, if not the protocol's own.
     """
-    published = linear_protocol(protocol, optimizer)
-    rates = (published.published_rate(),) if rates is None else tuple(float(rate) for rate in rates)
+    check_name("protocol", protocol, LINEAR_PROTOCOLS)
+    published = LINEAR_PROTOCOLS[protocol]
+    rates = (published.rate,) if rates is None else tuple(float(rate) for rate in rates)
     epochs = published.epochs if epochs is None else epochs
     batch_size = published.batch_size if batch_size is None else batch_size
     check_positive(epochs=epochs, batch_size=batch_size, rates=min(rates, default=0))
@@ -208,11 +169,9 @@ def linear_probe(
             for ids in order.split(batch_size):
                 yield train.index_select(0, ids), labels[ids]
 
-    lars = published.optimizer == "lars"
-    scaled = (lars, lars and published.scale_bias)
-    heads = StackedHeads(len(rates), test.shape[1], classes, seed, scaled, test.device)
+    heads = StackedHeads(len(rates), test.shape[1], classes, seed, published.lars, test.device)
     peak = torch.tensor(rates, device=test.device) * batch_size / 256
-    accuracies = []
+    scores = []
     for epoch in range(epochs):
         lr = peak * (0.5 * (1 + math.cos(math.pi * epoch / epochs)))
         images = 0
@@ -221,9 +180,9 @@ def linear_probe(
             images += len(targets)
         if not images:
             raise UserError(f"Epoch {epoch} of the linear probe has no images. Check the training split.")
-        accuracies.append(_accuracy(heads, test, test_labels))
-    top1, top5 = zip(*accuracies, strict=True)
-    return LinearResult(rates, top1, top5)
+        accuracies = zip(rates, *_accuracy(heads, test, test_labels), strict=True)
+        scores.append(tuple(Score(top1, rate, epoch + 1, top5) for rate, top1, top5 in accuracies))
+    return LinearResult(tuple(scores))
 
 
 def _check_batch(features: Any, labels: Any, dim: int, num_classes: int) -> Tensor:
@@ -241,24 +200,17 @@ def _check_batch(features: Any, labels: Any, dim: int, num_classes: int) -> Tens
 class StackedHeads:
     """R linear heads over the same features: one product forward, one back, then each head's own step.
 
-    All heads begin at the same weights, so that what a rate reaches does not depend on its company. `scaled` says
-    whether LARS scales the gradients of the weights, and of the biases.
+    All heads begin at the same weights, so that what a rate reaches does not depend on its company.
     """
 
     def __init__(
-        self,
-        rates: int,
-        dim: int,
-        num_classes: int,
-        seed: int,
-        scaled: tuple[bool, bool],
-        device: torch.device,
+        self, rates: int, dim: int, num_classes: int, seed: int, lars: bool, device: torch.device
     ) -> None:
         with seeding.seeded(seeding.key(seed, "linear head")):
             weight = torch.empty(num_classes, dim).normal_(std=0.01)
         self.weight = weight.to(device).repeat(rates, 1, 1)  # (R, C, D)
         self.bias = torch.zeros(rates, num_classes, device=device)  # (R, C)
-        self.scaled = scaled
+        self.lars = lars
         self._velocity = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
 
     def logits(self, features: Tensor) -> Tensor:
@@ -274,11 +226,11 @@ class StackedHeads:
         error.scatter_add_(1, places, error.new_tensor(-1.0).expand_as(places))
         error = error.div_(len(labels)).flatten(0, 1)  # (R * C, B)
         gradients = [(error @ features).view_as(self.weight), error.sum(dim=1).view_as(self.bias)]
-        for value, gradient, velocity, scaled in zip(
-            (self.weight, self.bias), gradients, self._velocity, self.scaled, strict=True
+        for value, gradient, velocity in zip(
+            (self.weight, self.bias), gradients, self._velocity, strict=True
         ):
             per_head = (-1, *[1] * (value.ndim - 1))
-            if scaled:
+            if self.lars:
                 gradient *= lars_scale(value, gradient).view(per_head)
             velocity.mul_(0.9).add_(gradient)
             value.addcmul_(velocity, lr.view(per_head), value=-1)
@@ -323,11 +275,13 @@ class Linear(LinearOptions, Evaluation):
         mode = "quick" if quick else "augmented"
         encoder, seed = extractor.encoder, extractor.seed
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
-        published = linear_protocol(protocol, self.optimizer)
+        check_name("protocol", protocol, LINEAR_PROTOCOLS)
+        published = LINEAR_PROTOCOLS[protocol]
         if self.sweep and self.rates is not None and len(self.rates) < 2:
             raise UserError("--sweep chooses between rates: name several with --rates, or none for its own.")
         is_vit = isinstance(encoder.backbone.net, VisionTransformer)
-        rates = self.rates or (SWEEP if self.sweep else (published.published_rate(is_vit),))
+        rate = published.rate if is_vit else published.conv_rate or published.rate
+        rates = self.rates or (SWEEP if self.sweep else (rate,))
 
         split = extractor.open_split(self)
         transform = encoder.transform.bilinear() if published.bilinear else encoder.transform
@@ -343,11 +297,8 @@ class Linear(LinearOptions, Evaluation):
             batch = batch_size if len(rows) == len(labels) else min(batch_size, len(rows))
             inputs: Any = train[rows]
             if not quick:
-                images, views = (
-                    Subset(split.train, features.train.ids[rows]),
-                    linear_views(transform, self.flip),
-                )
-                inputs = augmented_batches(extractor, images, labels[rows], views, published.features, batch)
+                images, kind = Subset(split.train, features.train.ids[rows]), published.features
+                inputs = augmented_batches(extractor, images, labels[rows], transform, self.flip, kind, batch)
                 test = test.to(extractor.device)
             return linear_probe(
                 inputs,
@@ -359,11 +310,10 @@ class Linear(LinearOptions, Evaluation):
                 epochs=self.epochs,
                 batch_size=batch,
                 protocol=protocol,
-                optimizer=self.optimizer,
                 seed=seed,
             )
 
-        tried = None
+        tried, swept = None, SWEEP
         if len(rates) > 1:
             rest, held = hold_out(labels, len(labels), seed, "Name one rate: --rates RATE.")
             extractor.say(
@@ -371,15 +321,15 @@ class Linear(LinearOptions, Evaluation):
                 f"images, which are held out, and the best one then learns from all."
             )
             tried = probe(rest, train[held], labels[held], rates)
-            rates = (tried.last.rate,)
+            swept, rates = tuple(score.rate for score in tried.epochs[-1]), (tried.last.rate,)
         result = probe(torch.arange(len(labels)), features.test.values, features.test_labels, rates)
 
-        best, last, epochs = result.best, result.last, len(result.top1)
+        best, last, epochs = result.best, result.last, len(result.epochs)
         metrics: dict[str, Any] = {"rate": last.rate, "top1_last": last.top1, "top5_last": last.top5}
         if tried is not None:
             choice, value = "swept rate", last.top1
-            held_out = [score.top1 for score in tried.last_epochs()]
-            metrics |= {"rates": list(tried.rates), "held_out_top1_by_rate": held_out}
+            held_out = [score.top1 for score in tried.epochs[-1]]
+            metrics |= {"rates": list(swept), "held_out_top1_by_rate": held_out}
         else:
             choice, value = "published rate" if self.rates is None else f"rate={last.rate:g}", best.top1
             metrics |= {"top1_best": best.top1, "top5_best": best.top5, "best_epoch": best.epoch}
@@ -390,16 +340,15 @@ class Linear(LinearOptions, Evaluation):
             changes={
                 "epochs": (epochs, published.epochs),
                 "batch": (batch_size, usual),
-                "optimizer": (published.optimizer, linear_protocol(protocol).optimizer),
                 "flip": (self.flip, LinearOptions.flip),
-                "rates": (tried.rates if tried else SWEEP, SWEEP),
+                "rates": (swept, SWEEP),
             },
             metrics=metrics,
             data=split,
             settings={
                 "protocol": protocol,
                 "mode": mode,
-                "optimizer": published.optimizer,
+                "optimizer": "lars" if published.lars else "sgd",
                 "flip": self.flip,
                 "rate": choice,
                 "epochs": epochs,
@@ -414,7 +363,7 @@ class Linear(LinearOptions, Evaluation):
 def _table(result: LinearResult, tried: LinearResult | None) -> Table:
     """What a sweep tried, on held-out images; then the rate on the test images, the figure to report in bold."""
     if tried:
-        rows = [("held out", score, "") for score in tried.last_epochs()]
+        rows = [("held out", score, "") for score in tried.epochs[-1]]
         rows.append(("test, last epoch", result.last, "bold"))
     else:
         rows = [("test, best epoch", result.best, "bold"), ("test, last epoch", result.last, "")]
@@ -436,7 +385,8 @@ def _sentences(
             f"images."
         )
         edge = "It is at the edge of the sweep: try further --rates."
-        return (chosen, edge) if rate in (min(tried.rates), max(tried.rates)) else (chosen,)
+        rates = [score.rate for score in tried.epochs[-1]]
+        return (chosen, edge) if rate in (min(rates), max(rates)) else (chosen,)
     whose = "the published one" if is_published else "that of --rates"
     said = (
         f"The rate, {rate:g} per 256 images, is {whose}. The best epoch is as published: on the test images."
@@ -448,36 +398,34 @@ def _sentences(
     return (said, hint) if small and is_published else (said,)
 
 
-def linear_views(transform: EvalTransform, flip: float) -> ViewsConfig:
-    """The views that a linear layer learns from: random crops of 8% to 100% of the area, bilinear, some mirrored."""
-    return ViewsConfig(
-        interpolation="bilinear",  # as both papers' linear protocols
+def augmented_batches(
+    extractor: Extractor,
+    images: ImageSet,
+    labels: Tensor,
+    transform: EvalTransform,
+    flip: float,
+    kind: FeatureKind,
+    batch_size: int,
+) -> Callable[[int], Batches]:
+    """A function from an epoch to its batches of features (B, D) and labels (B,).
+
+    As published, views are random crops of 8% to 100% of the area, bilinear, some mirrored. The images left over at
+    an epoch's end are dropped; each epoch leaves others. Each rank reads and encodes its part of a batch, and all of
+    them get the whole: every one then takes the step that one process alone would take.
+    """
+    backbone, ranks = extractor.encoder.backbone, extractor.ranks
+    views = ViewsConfig(
+        interpolation="bilinear",
         size=transform.size,
         scale=(0.08, 1.0),
         flip=flip,
         color=0.0,
         blur=0.0,
         solarize=0.0,
-        reduced_jpeg=False,  # as published
+        reduced_jpeg=False,
         mean=transform.mean,
         std=transform.std,
     )
-
-
-def augmented_batches(
-    extractor: Extractor,
-    images: ImageSet,
-    labels: Tensor,
-    views: ViewsConfig,
-    kind: FeatureKind,
-    batch_size: int,
-) -> Callable[[int], Batches]:
-    """A function from an epoch to its batches of features (B, D) and labels (B,).
-
-    The images left over at an epoch's end are dropped; each epoch leaves others. Each rank reads and encodes its part
-    of a batch, and all of them get the whole: every one then takes the step that one process alone would take.
-    """
-    backbone, ranks = extractor.encoder.backbone, extractor.ranks
     loader = PairLoader(
         images,
         views,

@@ -13,8 +13,8 @@ scale that does not depend on the model's size:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -58,26 +58,6 @@ def rankme(features: Tensor) -> float:
     return float(torch.exp(-(p * p.log()).sum()))
 
 
-@dataclass
-class _Sign:
-    """One way to collapse. It is reported after `patience` bad readings in a row, once until it clears.
-
-    A sign that had been good before has *become* bad: fewer readings are needed than at the start of a run,
-    which may look like a collapse (an untrained network finds all images alike) and recover.
-    """
-
-    patience: int
-    patience_at_start: int
-    was_good: bool = False
-    streak: int = 0
-
-    def read(self, bad: bool) -> bool:
-        """True if it is to be reported now."""
-        self.streak = self.streak + 1 if bad else 0
-        self.was_good |= not bad
-        return self.streak == (self.patience if self.was_good else self.patience_at_start)
-
-
 class CollapseWatch:
     """Reads the vital signs once an epoch (or as often as wished) and returns sentences, usually none.
 
@@ -100,10 +80,8 @@ class CollapseWatch:
         self.out_dim = out_dim
         self.readings: dict[str, float] = {}
         """The latest vital signs, to be logged."""
-        self._alike = _Sign(patience=1, patience_at_start=5)
-        self._flat = _Sign(patience=1, patience_at_start=5)
-        self._uniform = _Sign(patience=3, patience_at_start=3)
-        self._one_hot = _Sign(patience=3, patience_at_start=3)
+        self._good: set[str] = set()
+        self._bad_in_a_row: Counter[str] = Counter()
 
     def update(self, features: Tensor, teacher_entropy: float | None = None) -> list[str]:
         """Read once: features (B, D) of the epoch's last images, and the teacher's mean entropy in nats.
@@ -128,27 +106,41 @@ class CollapseWatch:
     def _judge(self, readings: Mapping[str, float], width: int) -> list[str]:
         spread, rank, share = (readings.get(name) for name in READINGS)
         said = []
-        if spread is not None and self._alike.read(spread < self.SPREAD):
+        if spread is not None and self._is_news(ALIKE, spread < self.SPREAD, 1, 5):
             said.append(
                 f"{ALIKE}: they vary {spread:.1%} as much as features that fill the sphere. It has collapsed, or "
                 f"has not begun to learn. Lower --optim.lr, or try --pairs standard to see whether the pairs are "
                 f"the cause."
             )
-        if rank is not None and self._flat.read(rank < self.RANK):
+        if rank is not None and self._is_news(FLAT, rank < self.RANK, 1, 5):
             said.append(
                 f"{FLAT} {rank:.1f} of {width} directions (RankMe): most of what could tell images apart is lost. "
                 f"Lower --optim.lr or --optim.weight-decay, or make the views harder (a smaller --views.scale)."
             )
-        if share is not None and self._uniform.read(share > self.UNIFORM):
+        if share is None:
+            return said
+        entropy = f"its entropy is {share:.2%} of ln({self.out_dim})"
+        if self._is_news("uniform", share > self.UNIFORM, 3, 3):
             said.append(
-                f"{TEACHER} uniform: its entropy is {share:.2%} of ln({self.out_dim}), so it says the same of every "
-                f"image and there is nothing to learn from it. Sharpen it with a lower --dino.teacher-temp, or let "
-                f"the centre follow slower (a higher --dino.center-momentum)."
+                f"{TEACHER} uniform: {entropy}, so it says the same of every image and there is nothing to learn "
+                f"from it. Sharpen it with a lower --dino.teacher-temp, or let the centre follow slower (a higher "
+                f"--dino.center-momentum)."
             )
-        if share is not None and self._one_hot.read(share < self.ONE_HOT):
+        if self._is_news("one-hot", share < self.ONE_HOT, 3, 3):
             said.append(
-                f"{TEACHER} one-hot: its entropy is {share:.2%} of ln({self.out_dim}). If all images share one "
-                f"prototype, this is a collapse. Soften it with a higher --dino.teacher-temp, or let the centre "
-                f"follow faster (a lower --dino.center-momentum)."
+                f"{TEACHER} one-hot: {entropy}. If all images share one prototype, this is a collapse. Soften it "
+                f"with a higher --dino.teacher-temp, or let the centre follow faster (a lower "
+                f"--dino.center-momentum)."
             )
         return said
+
+    def _is_news(self, sign: str, bad: bool, patience: int, patience_at_start: int) -> bool:
+        """Whether a sign is to be reported now: after `patience` bad readings in a row, once until it clears.
+
+        The start of a run may look like a collapse and recover, as an untrained network finds all images alike: a
+        sign that was never good has more patience.
+        """
+        self._bad_in_a_row[sign] = self._bad_in_a_row[sign] + 1 if bad else 0
+        if not bad:
+            self._good.add(sign)
+        return self._bad_in_a_row[sign] == (patience if sign in self._good else patience_at_start)
