@@ -275,16 +275,12 @@ def require_finite(features: Tensor, backbone: Backbone) -> None:
         return
     weights = backbone.net.state_dict().items()
     broken = [name for name, tensor in weights if not tensor.isfinite().all()]
-    cause = (
-        f"{len(broken)} of its {len(weights)} tensors of weights are not finite either, such as {broken[0]}. Its "
-        f"file is damaged or its training diverged: use another."
-        if broken
-        else "its weights are finite, so they are too large, or its mean and std are not its own. Check where they "
-        "come from."
-    )
+    cause = "its weights are finite, so they are too large, or its mean and std are not its own"
+    if broken:
+        cause = f"{len(broken)} of its {len(weights)} tensors of weights are not finite either, such as {broken[0]}"
     raise UserError(
         f"{backbone.spec['name']} gives features that are not finite for {wrong:,} of {len(features):,} images: "
-        f"{cause}"
+        f"{cause}. Use other weights."
     )
 
 

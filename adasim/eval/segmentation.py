@@ -37,7 +37,6 @@ HELD_BYTES = 2 * 1024**3
 """Patch features up to this size are made once and held; larger ones are made anew for every epoch."""
 _ENLARGED = 2  # images are looked at at twice the side of the encoder's own: 448 for 224, as published
 _LOGITS = 1 << 25  # upsampled logits held at a time: 128 MB
-_PIXELS = 1 << 22  # pixels counted at a time
 
 # ---- the score ----
 
@@ -53,58 +52,43 @@ class MeanIou(NamedTuple):
     """Per class; 0 for an absent one."""
 
 
-class Confusion:
-    """Counts of (true class, predicted class) pixels, over as many images as are added."""
-
-    def __init__(self, num_classes: int, ignore: int = 255, left_out: Sequence[int] = ()) -> None:
-        check_positive(num_classes=num_classes)
-        self.num_classes = num_classes
-        self.ignore = ignore
-        self.left_out = [i for i in left_out if 0 <= i < num_classes]
-        self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)  # (true, predicted)
-
-    def add(self, predictions: Tensor, targets: Tensor) -> None:
-        """Count class ids of equal shapes; pixels whose target is `ignore` are left out."""
-        C = self.num_classes
-        if predictions.shape != targets.shape:
-            raise UserError(
-                f"The predictions have shape {tuple(predictions.shape)} and the masks {tuple(targets.shape)}. Resize "
-                f"one to the other before they are compared."
-            )
-        check_masks(targets, C, self.ignore)
-        for guess, truth in zip(
-            predictions.flatten().split(_PIXELS), targets.flatten().split(_PIXELS), strict=True
-        ):
-            scored = truth != self.ignore
-            guess, truth = guess[scored].to(torch.int64), truth[scored].to(torch.int64)
-            if len(guess) and not 0 <= int(guess.min()) <= int(guess.max()) < C:
-                raise UserError(f"The predictions hold ids outside 0 to {C - 1}. Raise num_classes.")
-            self.counts += torch.bincount(truth * C + guess, minlength=C * C).view(C, C).cpu()
-
-    def result(self) -> MeanIou:
-        """IoU = tp / (tp + fp + fn) of each class, and its means."""
-        both = self.counts.diagonal()  # tp
-        either = self.counts.sum(dim=0) + self.counts.sum(dim=1) - both  # tp + fp + fn
-        if not either.any():
-            raise UserError(
-                f"Every pixel of the masks is {self.ignore} (ignored), so there is nothing to score."
-            )
-        iou = 100 * both.double() / either.clamp(min=1)
-        scored = torch.ones(self.num_classes, dtype=torch.bool)
-        scored[self.left_out] = False
-        present = scored & (either > 0)
-        return MeanIou(float(iou[scored].mean()), float(iou[present].mean()), tuple(iou.tolist()))
-
-
 def miou(predictions: Tensor, targets: Tensor, num_classes: int, ignore: int = 255) -> MeanIou:
     """Mean intersection over union of class ids, both of shape (images, H, W) or any other equal shape."""
-    confusion = Confusion(num_classes, ignore)
-    confusion.add(predictions, targets)
-    return confusion.result()
+    if predictions.shape != targets.shape:
+        raise UserError(
+            f"The predictions have shape {tuple(predictions.shape)} and the masks {tuple(targets.shape)}. Resize one "
+            f"to the other before they are compared."
+        )
+    check_masks(targets, num_classes, ignore)
+    return mean_iou(count_pixels(predictions, targets, num_classes, ignore))
+
+
+def count_pixels(predictions: Tensor, targets: Tensor, num_classes: int, ignore: int = 255) -> Tensor:
+    """(C, C): how many pixels of a true class (row) are predicted to be of a class (column)."""
+    scored = targets != ignore
+    guess, truth = predictions[scored].to(torch.int64), targets[scored].to(torch.int64)
+    if len(guess) and not 0 <= int(guess.min()) <= int(guess.max()) < num_classes:
+        raise UserError(f"The predictions hold ids outside 0 to {num_classes - 1}. Raise num_classes.")
+    counts = torch.bincount(truth * num_classes + guess, minlength=num_classes**2)
+    return counts.view(num_classes, num_classes).cpu()
+
+
+def mean_iou(counts: Tensor, left_out: Sequence[int] = ()) -> MeanIou:
+    """IoU = tp / (tp + fp + fn) of each class, and its means, without the ids `left_out`, which are no classes."""
+    both = counts.diagonal()  # tp
+    either = counts.sum(dim=0) + counts.sum(dim=1) - both  # tp + fp + fn
+    if not either.any():
+        raise UserError("Every pixel of the masks is ignored, so there is nothing to score.")
+    iou = 100 * both.double() / either.clamp(min=1)
+    scored = torch.ones(len(counts), dtype=torch.bool)
+    scored[[i for i in left_out if 0 <= i < len(counts)]] = False
+    present = scored & (either > 0)
+    return MeanIou(float(iou[scored].mean()), float(iou[present].mean()), tuple(iou.tolist()))
 
 
 def check_masks(masks: Tensor, num_classes: int, ignore: int) -> None:
     """Refuse masks with other ids than 0..num_classes-1 and `ignore`."""
+    check_positive(num_classes=num_classes)
     if masks.is_floating_point() or masks.is_complex() or masks.dtype == torch.bool:
         raise UserError(f"The masks hold {masks.dtype}; give whole numbers, one id per class.")
     unknown = masks[((masks < 0) | (masks >= num_classes)) & (masks != ignore)].unique().tolist()
@@ -236,12 +220,12 @@ def linear_segmentation(
             # A batch of ignored pixels alone makes no step.
             if model.backward(features, masks, ignore, ranks):
                 optimizer.step()
-        confusion = Confusion(num_classes, ignore, left_out)
+        counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
         for features, masks in checked(test_batches()):
             if len(masks):
-                confusion.add(model.predict(features, tuple(masks.shape[1:])), masks)
-        confusion.counts = torch.stack(ranks.gather(confusion.counts)).sum(0)
-        scores.append(confusion.result())
+                predictions = model.predict(features, tuple(masks.shape[1:]))
+                counts += count_pixels(predictions, masks, num_classes, ignore)
+        scores.append(mean_iou(torch.stack(ranks.gather(counts)).sum(0), left_out))
     return SegmentationResult(tuple(scores))
 
 
