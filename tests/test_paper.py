@@ -60,13 +60,6 @@ def test_arms_differ_from_the_baseline_in_their_pairs_alone(paper: Any) -> None:
             assert {k for k in baseline.keys() | other.keys() if baseline.get(k) != other.get(k)} <= names
 
 
-def test_images_are_laid_out_by_class_and_number(paper: Any, tmp_path: Path) -> None:
-    images = [(Image.new("L", (2, 2), shade), label) for shade, label in ((9, 1), (8, 0), (7, 1))]
-    paper("prepare").save(images, ["a", "b/c"], tmp_path)
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.png")) == [
-        "a/00001.png", "b-c/00000.png", "b-c/00002.png"]  # fmt: skip
-
-
 def test_the_share_of_right_partners_is_counted_among_those_that_changed(paper: Any) -> None:
     found = paper("frontier").judged(torch.tensor([0, 0, 3, 1, 5, 4]), torch.tensor([0, 0, 1, 1, 2, 0]))
     assert found == pytest.approx({"bootstrapped": 5 / 6, "precision": 2 / 5})

@@ -226,23 +226,24 @@ def test_photos_starts_from_weights_that_timm_can_get(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--from-scratch --epoch 5", "--epoch"),
         ("--model.init nowhere.pth", "nowhere.pth"),
         ("--model.init x.pth --from-scratch", "exclude each other"),
         ("--from-scratch --exclude nowhere.csv", "nowhere.csv"),
         ("--from-scratch --hours 0", "hours"),
+        ("--model.init resnet18:{weights}", "does not fit resnet18"),
     ],
 )
 def test_options_of_photos_are_refused_before_anything_is_timed(
     options: str,
     reason: str,
     asked: str,
+    weights: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(plan, "time_steps", None)
-    assert reason in refusal(f"{asked} {options}", capsys)
+    assert reason in refusal(f"{asked} {options.format(weights=weights.partition(':')[2])}", capsys)
     assert not (tmp_path / "run").exists()
 
 
@@ -257,11 +258,3 @@ def test_little_data_from_scratch_is_warned_of() -> None:
     assert plan.warning(config, 50_000)
     config.model.init = "resnet18"
     assert plan.warning(config, 3000) is None
-
-
-def test_weights_are_looked_at_before_anything_is_timed(
-    weights: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "time_steps", None)
-    with pytest.raises(UserError, match="does not fit resnet18"):
-        plan.propose(str(folder), init=f"resnet18:{weights.partition(':')[2]}", say=lambda text: None)

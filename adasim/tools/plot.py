@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from adasim.tools.outputs import FIGURE_MARK, check_figure
 from adasim.util.errors import UserError, suggest
@@ -38,33 +38,27 @@ class Panel:
     title: str
     lines: dict[str, tuple[str, ...]]
     """{label: metrics}: of the metrics in metrics.jsonl, the first that a run has is drawn."""
-    shares: bool = False
-    """Whether values are shares of 1, which are drawn in percent."""
-    percent: bool = False
-    """Whether values lie between 0 and 100."""
-    from_zero: bool = False
-    """Whether 0 is in sight, where its distance matters more than small differences."""
-    of_peak: bool = False
-    """Divide each line by its largest value, which its label then tells: for schedules, which share no unit."""
+    kind: Literal["", "shares", "percent", "from zero", "relative"] = ""
+    """shares: of 1, drawn in percent. from zero: 0 is in sight, where its distance matters more than differences.
+    relative: each line is divided by its largest value, which its label tells; schedules share no unit."""
 
 
 def _shares(title: str, **lines: str) -> Panel:
-    return Panel(title, {label: (metric,) for metric, label in lines.items()}, shares=True, percent=True)
+    return Panel(title, {label: (metric,) for metric, label in lines.items()}, "shares")
 
 
 _SNAPSHOTS = "snapshot_knn"  # from results.jsonl: of `adasim eval knn RUN --all-snapshots`
-_MOMENTUM = "1 - teacher_momentum"
 PANELS: dict[str, Panel] = {
     "loss": Panel("Loss (mean of each epoch)", {"": ("epoch_loss", "loss")}),
     "schedules": Panel(
         "Optimiser's schedules (relative)",
         {"learning rate": ("lr",), "weight decay": ("weight_decay",)},
-        of_peak=True,
+        "relative",
     ),
     "teacher-schedules": Panel(
         "Teacher's schedules (relative)",
-        {"temperature": ("teacher_temp",), "1 - momentum": (_MOMENTUM,)},
-        of_peak=True,
+        {"temperature": ("teacher_temp",), "1 - momentum": ("1 - teacher_momentum",)},
+        "relative",
     ),
     "bootstrap": _shares("Bootstrapping ratio (% of pairs)", bootstrap_ratio=""),
     "nn": _shares(
@@ -78,14 +72,14 @@ PANELS: dict[str, Panel] = {
         nn_accuracy_top2="this epoch's list",
     ),
     "self-match": _shares("Nearest is the image itself (%)", nn_self_top1=""),
-    "knn": Panel("k-NN accuracy (%)", {"": ("knn_top1", _SNAPSHOTS)}, percent=True),
+    "knn": Panel("k-NN accuracy (%)", {"": ("knn_top1", _SNAPSHOTS)}, "percent"),
     "teacher-entropy": _shares("Teacher entropy (% of maximum)", epoch_teacher_entropy_share=""),
     "spread": Panel(
         "Feature spread (1: fills the sphere)",
         {"": ("epoch_feature_spread", "feature_spread")},
-        from_zero=True,
+        "from zero",
     ),
-    "rankme": Panel("RankMe (directions in use)", {"": ("epoch_rankme",)}, from_zero=True),
+    "rankme": Panel("RankMe (directions in use)", {"": ("epoch_rankme",)}, "from zero"),
 }
 """By the names that `--curves` takes, in the order in which they are drawn."""
 
@@ -218,7 +212,7 @@ class RunCurves:
                 logged = self.run.curve(name.removeprefix("1 - ")).items() if self._steps else ()
                 points = {round(s / self._steps, 6): y for s, y in logged if _is_number(s) and _is_number(y)}
             if points:
-                scale, start = (100, 0) if in_percent else (-1, 1) if name == _MOMENTUM else (1, 0)
+                scale, start = (100, 0) if in_percent else (-1, 1) if name.startswith("1 - ") else (1, 0)
                 return {x: start + scale * y for x, y in sorted(points.items())}
         return {}
 
@@ -399,8 +393,8 @@ def _lines(groups: Sequence[Group], panel: Panel, constant: bool) -> list[tuple[
     """Number, group and values of each line that has any."""
     lines = []
     for number, metrics in enumerate(panel.lines.values()):
-        bands = [band([run.curve(metrics, panel.shares) for run in group.runs]) for group in groups]
-        if constant or not panel.of_peak or len({y for one in bands for y in one.values()}) > 1:
+        bands = [band([run.curve(metrics, panel.kind == "shares") for run in group.runs]) for group in groups]
+        if constant or panel.kind != "relative" or len({y for one in bands for y in one.values()}) > 1:
             lines += [(number, place, one) for place, one in enumerate(bands) if one.values()]
     return lines
 
@@ -413,9 +407,9 @@ def _draw_panel(axes: Any, panel: Panel, lines: Sequence[tuple[int, int, Band]],
         own = [(group, band) for other, group, band in lines if other == number]
         if not own:
             continue
-        peak = max(y for _, band in own for y in band.values()) if panel.of_peak else 1.0
+        peak = max(y for _, band in own for y in band.values()) if panel.kind == "relative" else 1.0
         unit, style = peak if peak > 0 else 1.0, STYLES[number % len(STYLES)]
-        label += f" (1 = {peak:.3g})" if panel.of_peak else ""
+        label += f" (1 = {peak:.3g})" if panel.kind == "relative" else ""
         handles.append(Line2D([], [], color=INK, linestyle=style, label=label))
         for group, band in own:
             colour, marker = _look(group)
@@ -436,7 +430,7 @@ def _draw_panel(axes: Any, panel: Panel, lines: Sequence[tuple[int, int, Band]],
                 axes.plot(x, y, color=colour, linestyle=style, linewidth=1.2, marker=alone)
     _limit(axes, panel)
     if len(panel.lines) > 1:
-        where = "upper right" if panel.of_peak else "best"
+        where = "upper right" if panel.kind == "relative" else "best"
         # In a full panel no place is free: the words then lie on a pale ground, not among the lines.
         axes.legend(handles=handles, loc=where, frameon=True, framealpha=0.8, edgecolor="none")
 
@@ -450,14 +444,15 @@ def _limit(axes: Any, panel: Panel) -> None:
     """Room around the curves, but no percent beyond 0 and 100, and no noise blown up to the panel's height."""
     axes.yaxis.get_major_locator().set_params(nbins=5)
     low, high = axes.get_ylim()
-    least = 5.0 if panel.percent else 1e-3 * max(abs(low), abs(high), 1e-6)
+    percent = panel.kind in ("shares", "percent")
+    least = 5.0 if percent else 1e-3 * max(abs(low), abs(high), 1e-6)
     if high - low < least:
         low, high = (low + high - least) / 2, (low + high + least) / 2
-    if panel.percent:
+    if percent:
         low, high = max(low, -0.02 * (high - low)), min(high, 100 + 0.02 * (high - low))
-    if panel.from_zero:
+    elif panel.kind == "from zero":
         low, high = min(low, 0.0), 1.05 * high
-    if panel.of_peak:
+    elif panel.kind == "relative":
         low, high = -0.03, 1.5  # with room for the legend, which would lie on the lines
         axes.set_yticks([0, 0.5, 1])
     axes.set_ylim(low, high)

@@ -21,7 +21,6 @@ from adasim.eval import evaluation, features
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
 from adasim.tools.embed import Embedding, contact_sheet
-from adasim.util.csv import read_csv
 
 
 @pytest.fixture
@@ -173,26 +172,6 @@ def test_a_killed_pass_goes_on_where_it_stopped_and_gives_the_same_bytes(
     assert seen == [2]  # made once
 
 
-def test_an_interrupted_pass_keeps_what_it_has_and_parts_made_otherwise_are_not_mixed_in(
-    run: Path, photos: Path, seen: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, encode = one_by_one(run, photos), features.encode
-
-    def stops(*arguments: Any) -> torch.Tensor:
-        if len(seen) == 1:
-            raise KeyboardInterrupt
-        return encode(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(features, "encode", stops)
-        with pytest.raises(KeyboardInterrupt):
-            adasim.embed(run, photos, workers=0)
-    (parts,) = (run / "features").iterdir()
-    assert names(parts) == ["000000000000-000000000005.safetensors"]
-    monkeypatch.undo()  # in batches of 256 now
-    assert agrees(adasim.embed(run, photos, workers=0), expected)
-
-
 def test_images_that_cannot_be_read_or_were_rejected_are_left_out_and_named(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,27 +209,20 @@ def test_bad_output_is_refused_before_any_work(
     assert (tmp_path / "f.csv").read_text().startswith("file,label\n")
 
 
-def test_names_of_any_bytes_are_written(run: Path, photos: Path, tmp_path: Path) -> None:
-    strange = os.fsencode(photos) + b'/a/caf\xe9, "x".png'
-    os.rename(photos / "a" / "00.png", strange)
+def test_no_name_in_the_list_beside_the_features_is_a_formula(
+    run: Path, photos: Path, tmp_path: Path
+) -> None:
+    os.rename(photos / "a" / "00.png", os.fsencode(photos) + b'/a/caf\xe9, "x".png')  # no UTF-8
+    (photos / "b").rename(photos / "=1+1")
     for ending in ("npz", "npy", "parquet"):
         if ending == "parquet":
             pytest.importorskip("pyarrow")
         adasim.embed(run, photos, tmp_path / f"f.{ending}", workers=0)
     with (tmp_path / "f.csv").open(errors="surrogateescape") as file:
-        assert 'a/caf\udce9, "x".png' in [row["file"] for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
+    assert {"file": "'=1+1/03.png", "label": "'=1+1"} in rows
+    assert 'a/caf\udce9, "x".png' in [row["file"] for row in rows]
     assert 'a/caf\udce9, "x".png' in np.load(tmp_path / "f.npz")["files"].tolist()
-
-
-def test_no_name_in_the_list_beside_the_features_is_a_formula(
-    run: Path, photos: Path, tmp_path: Path
-) -> None:
-    (photos / "b").rename(photos / "=1+1")
-    adasim.embed(run, photos, tmp_path / "f.npy", workers=0)
-    lines = (tmp_path / "f.csv").read_text().splitlines()
-    assert not any(field.startswith("=") for line in lines for field in line.split(","))
-    _, rows = read_csv(tmp_path / "f.csv")
-    assert {"file": "=1+1/03.png", "label": "=1+1"} in rows
 
 
 def test_the_most_similar_are_those_of_a_brute_force(run: Path, photos: Path, tmp_path: Path) -> None:
