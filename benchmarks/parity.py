@@ -44,8 +44,8 @@ from adasim.config import Config
 from adasim.eval import knn_accuracy
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
+from adasim.train.loop import learn
 from adasim.train.state import build_state
-from adasim.train.step import learn
 
 MODULES = ("main_adasim", "utils", "vision_transformer", "adasim_utils.loss", "adasim_utils.dataset")
 EPOCHS, STEPS_PER_EPOCH, BATCH = 3, 6, 8

@@ -57,10 +57,8 @@ from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.runs.folder import RunFolder
-from adasim.train.loop import Training
-from adasim.train.signals import StopRequests
+from adasim.train.loop import Training, learn
 from adasim.train.state import build_state
-from adasim.train.step import learn
 
 LIGHTLY = "lightly==1.6.0"
 ENVIRONMENT = Path(__file__).parent.parent / "build" / "peers"
@@ -204,10 +202,9 @@ def our_epochs(config: Config, images: ArrayImages, out: Path) -> Callable[[], i
     run, store = RunFolder.create(out, config, facts), CheckpointStore(out, keep=1)
     training = Training(config, run, images, loader, state, store)
     training.report.__enter__()
-    no_signals = StopRequests()  # not entered: it listens to nothing
 
     def epoch() -> int:
-        training.train_epoch(no_signals)
+        training.train_epoch()
         return loader.steps_per_epoch * config.batch_size
 
     return epoch

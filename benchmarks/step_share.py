@@ -22,8 +22,8 @@ from _report import report
 
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
+from adasim.train.loop import learn
 from adasim.train.state import build_state
-from adasim.train.step import learn
 
 
 def main() -> None:

@@ -115,8 +115,8 @@ def prepared(images: int) -> Iterator[Callable[[], Any]]:
 
     from adasim.neighbors import NeighborMemory
     from adasim.recipes import get_recipe
+    from adasim.train.loop import learn
     from adasim.train.state import build_state
-    from adasim.train.step import learn
 
     def training(recipe: str, batch: int) -> Callable[[], None]:
         config = get_recipe(recipe)

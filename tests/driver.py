@@ -138,9 +138,9 @@ class Recorder:
         self._path = path
         agree, count, end_epoch = Training.agree, TrainState.count, TrainState.end_epoch
 
-        def recorded_agree(training: Training, loss: Any, batch: Any, stop: Any) -> Any:
+        def recorded_agree(training: Training, loss: Any, batch: Any) -> Any:
             try:
-                agreed = agree(training, loss, batch, stop)
+                agreed = agree(training, loss, batch)
             except NonFiniteLossError:
                 self._write(refused=training.state.step, digest=training.state.digest())
                 raise

@@ -31,8 +31,7 @@ from adasim.config import (
 from adasim.data import open_images
 from adasim.methods import DinoSettings, NnclrSettings, SimSiam, SimSiamSettings
 from adasim.recipes import get_recipe
-from adasim.runs.checkpoint import CheckpointStore
-from adasim.runs.manifest import Checkpoint
+from adasim.runs.checkpoint import Checkpoint, CheckpointStore
 from adasim.train.state import TrainState, build_state
 from adasim.util.files import TEMPORARY
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from rich.text import Text
 
 from adasim.cli.options import read_options
-from adasim.runs.access import check_out
+from adasim.runs.folder import check_out
 from adasim.util import terminal
 from adasim.util.fields import Range
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from adasim.options import EncoderOptions, ExploreOptions
 from adasim.registry import is_path, load_plugin
-from adasim.runs.access import require_run
+from adasim.runs.folder import require_run
 from adasim.util import terminal
 from adasim.util.errors import UserError, closest
 from adasim.util.fields import check_fields, in_words

@@ -23,7 +23,7 @@ from adasim.cli.pretrain import (
 )
 from adasim.config import Config, DataConfig
 from adasim.recipes import get_recipe
-from adasim.runs.access import began_here, check_out, restarted
+from adasim.runs.folder import began_here, check_out, restarted
 from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.units import duration

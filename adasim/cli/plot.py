@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from adasim.cli.options import Command, read_options
-from adasim.runs.access import require_run
+from adasim.runs.folder import require_run
 from adasim.tools.outputs import check_figure
 from adasim.tools.plot import PANELS, plot
 from adasim.util.terminal import say

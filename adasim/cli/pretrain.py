@@ -24,7 +24,7 @@ from adasim.cli.options import (
 from adasim.config import Config
 from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
-from adasim.runs.access import began_here, check_out, require_run, restarted
+from adasim.runs.folder import began_here, check_out, require_run, restarted
 from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.interrupts import is_first

@@ -127,13 +127,20 @@ class PairLoader:
             )
         return text
 
-    def epoch(self, epoch: int, partners: Tensor | None, start: int = 0) -> Iterator[Batch]:
+    def epoch(
+        self, epoch: int, partners: Tensor | None, start: int = 0, *, show_partners: bool = True
+    ) -> Iterator[Batch]:
         """The batches of one epoch from step `start` on, with all views.
 
         `partners` (N,) holds each image's partner. None: they are not known yet, and view 2 is left to `fetch`.
+        Without `show_partners`, view 2 shows the image, too.
         """
         numbers = [number for number in self._views.settings if number != 2 or partners is not None]
-        return self.views(epoch, self.batches(epoch)[start:], numbers, partners)
+        shown = partners if show_partners else None
+        for batch in self.views(epoch, self.batches(epoch)[start:], numbers, shown):
+            if partners is not None and not show_partners:
+                batch = batch._replace(partners=partners[batch.ids.cpu()].to(self._device))
+            yield batch
 
     def batches(self, epoch: int) -> list[Tensor]:
         """The ids of each batch of an epoch, this process's part; the images left over at its end are dropped."""

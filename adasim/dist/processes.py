@@ -17,10 +17,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -28,9 +27,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from adasim.dist.collectives import Exchange
+from adasim.dist.collectives import Exchange, Part, share_drop_path, synchronize
 from adasim.dist.devices import claim_device, pick_device
-from adasim.dist.layers import Part, share_drop_path, synchronize
 from adasim.util import terminal
 from adasim.util.errors import UserError
 
@@ -101,46 +99,36 @@ class Distributed:
             torch.accelerator.set_device_index(where.index)
         if place.world == 1:
             return cls(0, 1, where)
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if place.address is None and name not in os.environ:
-                raise UserError(f"WORLD_SIZE={place.world}, but {name} is not set. Start with torchrun.")
-        if place.address is None:
-            _number(os.environ, "MASTER_PORT")  # refuses what is none
-        address = place.address or "env://"
         try:
-            store, rank, world = next(dist.rendezvous(address, place.rank, place.world, timeout=timeout))
+            store, rank, world = next(
+                dist.rendezvous(place.address or "env://", place.rank, place.world, timeout=timeout)
+            )
         except (dist.DistError, RuntimeError, OSError, ValueError) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)[:150]
             problem = UserError(
-                f"Process {place.rank} of {place.world} cannot meet the others ({reason}). Check MASTER_ADDR, and "
-                f"set MASTER_PORT to a port that is free."
+                f"Process {place.rank} of {place.world} cannot meet the others ({reason}). Start with torchrun; or "
+                f"check MASTER_ADDR, and set MASTER_PORT to a port that is free."
             )
             if place.rank:  # the first one's is printed anyway
                 terminal.complain(problem)
             raise problem from error
         store = meet(store, rank, world, timeout)
-        with ExitStack() as stack:
-            ranks = stack.enter_context(
-                cls(rank, world, where, started=True, store=store)
-            )  # which tells of errors
+        with ExitStack() as stack:  # which lets it tell of errors
+            ranks = stack.enter_context(cls(rank, world, where, started=True, store=store))
             claim_device(store, where)
             backend = dist.get_default_backend_for_device(where)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
             stack.pop_all()
         return ranks
 
-    def close(self) -> None:
-        if self.started and dist.is_initialized():
-            dist.destroy_process_group()
-
     def __enter__(self) -> Distributed:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or self.world == 1 or getattr(error, "shared", False):
-            return self.close()
+            if self.started and dist.is_initialized():
+                dist.destroy_process_group()
+            return
         # This process alone failed: the first cannot report it, and closing the group would wait for the others.
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             lost = LostContactError(
@@ -148,29 +136,24 @@ class Distributed:
                 f"that one's last words, if any, say why. Give the command again; a pretraining resumes from its "
                 f"newest checkpoint, which is good."
             )
-            self._tell(lost)
+            if not self.is_main:  # whose errors the command line shows
+                terminal.complain(lost)
             raise lost from error
-        if isinstance(error, UserError) and not self._is_everybodys(error):
-            self._tell(error)
+        if isinstance(error, UserError) and not self._first_says(error) and not self.is_main:
+            terminal.complain(error)
 
-    def _is_everybodys(self, error: UserError) -> bool:
-        """Whether the first process has found the same wrong, and says so: what all look at is wrong for all."""
+    def _first_says(self, error: UserError) -> bool:
+        """Whether the first process has met the same error, and says so: what all look at is wrong for all."""
         if self.store is None:
             return False
-        try:
+        with suppress(dist.DistError, RuntimeError):  # it is gone
             self.store.set(f"error of {self.rank}", str(error))
             deadline = time.monotonic() + _FIRST_SECONDS
             while time.monotonic() < deadline:  # `Store.wait` would print a warning in the end
                 if self.store.check(["error of 0"]):
                     return self.store.get("error of 0").decode() == str(error)
                 time.sleep(0.05)
-        except (dist.DistError, RuntimeError):  # it is gone
-            pass
         return False
-
-    def _tell(self, error: UserError) -> None:
-        if not self.is_main:  # whose errors the command line shows
-            terminal.complain(error)
 
     @property
     def is_main(self) -> bool:
@@ -371,33 +354,31 @@ def meet(store: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.S
     Rank 0 publishes a new random name, the others reply under it with random names of their own, and rank 0 lists
     the replies that it got. A rank that finds itself in the list has met this rank 0, not keys of an earlier one.
     """
-    me = uuid.uuid4().hex
+    me = call = uuid.uuid4().hex
     deadline = time.monotonic() + timeout.total_seconds()
-    call = me
+
+    def wait(ready: Callable[[], bool]) -> None:
+        while not ready():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    "The processes of the run did not all come. Look for the first one that failed, and check that "
+                    "all were given the same address and number of processes."
+                )
+            time.sleep(0.02)
+
+    def heard() -> bool:
+        nonlocal call
+        if not store.check(["call"]):
+            return False
+        call = store.get("call").decode()
+        store.set(f"{call}/{rank}", me)
+        return store.check([f"{call}/heard"]) and me in store.get(f"{call}/heard").decode().split()
+
     if rank == 0:
         store.set("call", me)
         answers = [f"{me}/{other}" for other in range(1, world)]
-        _wait(store, answers, deadline)
+        wait(lambda: store.check(answers))
         store.set(f"{me}/heard", " ".join(store.get(answer).decode() for answer in answers))
-    while rank > 0:
-        _wait(store, ["call"], deadline)
-        call = store.get("call").decode()
-        store.set(f"{call}/{rank}", me)
-        if store.check([f"{call}/heard"]) and me in store.get(f"{call}/heard").decode().split():
-            break
-        _pause(deadline)
+    else:
+        wait(heard)
     return dist.PrefixStore(call, store)
-
-
-def _wait(store: dist.Store, keys: list[str], deadline: float) -> None:
-    while not store.check(keys):
-        _pause(deadline)
-
-
-def _pause(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise UserError(
-            "The processes of the run did not all come. Look for the first one that failed, and check that all were "
-            "given the same address and number of processes."
-        )
-    time.sleep(0.02)

@@ -10,45 +10,56 @@ RUN/config.json         the configuration; written last, so its presence means t
     checkpoints/, history/   see `adasim.runs.checkpoint`
     backbone.safetensors     the result
     encoders/           the same as of earlier epochs, with `--save.encoder-every`
-    lock                held while a process trains here, see `adasim.runs.access`
+    lock                held while a process trains here
+
+The command line asks here, before torch is imported, whether a folder may become a run, or is one.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
+import re
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+import stat
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from adasim.config import Config
-from adasim.data.folder import Listing
-from adasim.data.identity import read_listing
-from adasim.registry import is_path
-from adasim.runs.access import (
-    FOLDERS,
-    LISTING,
-    LOCK,
-    UNFINISHED,
-    FolderLock,
-    check_out,
-    delete_run,
-    launch,
-    require_run,
-)
+from adasim.registry import PAIRS, is_path
 from adasim.util.errors import UserError
-from adasim.util.files import atomic_write, remove, remove_leftovers
+from adasim.util.files import TEMPORARY, atomic_write, remove, remove_leftovers, write_errors
+from adasim.util.terminal import few
 
-_READ = ("config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv", LISTING)
+if TYPE_CHECKING:  # which imports torch
+    from adasim.data.folder import Listing
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK, _LISTING = "lock", "listing.npz"
+_FOLDERS = ("checkpoints", "history", "tensorboard")
+_UNFINISHED = {*_FOLDERS, _LOCK, "versions.json", "data.json", _LISTING, "run.json"}
+"""What a kill inside `RunFolder.create` may leave."""
+_TEXTS = (
+    "config.json",
+    "run.json",
+    "data.json",
+    "versions.json",
+    "metrics.jsonl",
+    "unreadable.csv",
+    _LISTING,
+)
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
 _MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
@@ -69,15 +80,10 @@ class RunFolder:
         lock: FolderLock | None = None,
         identity: dict[str, Any] | None = None,
         notes: Iterable[str] = (),
-        resumed: bool = False,
     ) -> None:
-        self.path = path
-        self.config = config
-        self.facts = facts
+        self.path, self.config, self.facts = path, config, facts
         self.notes = list(notes)
         """Sentences for the person who started the run."""
-        self.resumed = resumed
-        """Whether the run was there before."""
         self._identity = identity or {}
         self._lock = lock
         if lock is not None and not lock.by_kernel:
@@ -106,7 +112,7 @@ class RunFolder:
             overwrite: if the folder holds a run that no process uses, and nothing else, delete it first.
         """
         out = Path(out)
-        with _writing_to(out), ExitStack() as undo:  # each step says how it is undone
+        with write_errors(f"to {out}"), ExitStack() as undo:  # each step says how it is undone
             check_out(out, overwrite)
             if not out.exists():
                 out.mkdir(parents=True, exist_ok=True)
@@ -115,17 +121,17 @@ class RunFolder:
             undo.callback(lock.release)
             check_out(out, overwrite)  # again: somebody may have been quicker
             notes = delete_run(out) if overwrite else []
-            for name in ("config.json", *UNFINISHED):
+            for name in ("config.json", *_UNFINISHED):
                 undo.callback(remove, out / name)
             remove_leftovers(out)
-            for name in FOLDERS:
+            for name in _FOLDERS:
                 (out / name).mkdir(exist_ok=True)
-            device = facts.get("device", config.device)
             identity = {"id": secrets.token_hex(8), "saved": False, "launch": launch()}
-            _write_json(out / "versions.json", {**versions(device), "started_in": os.getcwd()})
-            if listing is not None:
-                atomic_write(out / LISTING, listing)
+            started = {**versions(facts.get("device", config.device)), "started_in": os.getcwd()}
             recorded = {k: v for k, v in facts.items() if k != "device"}
+            _write_json(out / "versions.json", started)
+            if listing is not None:
+                atomic_write(out / _LISTING, listing)
             _write_json(out / "data.json", {**recorded, "checksum": _checksum(recorded)})
             _write_json(out / "run.json", identity)
             _write_json(out / "config.json", config.to_dict())
@@ -137,10 +143,10 @@ class RunFolder:
         """Open an existing run: locked and cleaned of temporary files to train on, or as it is to look at."""
         out = Path(out)
         require_run(out)
-        for name in _READ:
-            if (out / name).exists() and not (out / name).is_file():  # a pipe would be waited for without end
+        for path in (out / name for name in _TEXTS):
+            if path.exists() and not path.is_file():  # a pipe would be waited for without end
                 raise UserError(
-                    f"{out / name} is not a regular file. Restore it, or start again with another --out."
+                    f"{path} is not a regular file. Restore it, or start again with another --out."
                 )
         config, facts = _read_config(out), _read_json(out / "data.json")
         if facts.pop("checksum", None) not in (None, _checksum(facts)):
@@ -151,18 +157,16 @@ class RunFolder:
         if not lock:
             return cls(out, config, facts)
         identity = _read_json(out / "run.json") if (out / "run.json").exists() else {}
-        with _writing_to(out), ExitStack() as undo:
+        with write_errors(f"to {out}"):
             handle = FolderLock.take(out)
-            undo.callback(handle.release)
             for folder in (out, *(out / name for name in ("checkpoints", "history", "encoders"))):
                 remove_leftovers(folder)
-            undo.pop_all()
-        return cls(out, config, facts, handle, identity, resumed=True)
+        return cls(out, config, facts, handle, identity)
 
     @classmethod
     def join(cls, out: Path, owner: str) -> RunFolder:
         """Take part, from another process, in the run that `owner` (its `owner()`) holds the lock of."""
-        if _content(Path(out) / LOCK) != owner:
+        if _text(Path(out) / _LOCK) != owner:
             raise UserError(
                 f"{out} is not the same folder on {socket.gethostname()} as for the first process of the run. "
                 f"Name an --out on a disk that all machines of the run share."
@@ -171,7 +175,7 @@ class RunFolder:
 
     def owner(self) -> str:
         """Who holds the run's lock, as written in it."""
-        return (self.path / LOCK).read_text()
+        return (self.path / _LOCK).read_text()
 
     @property
     def id(self) -> str | None:
@@ -193,10 +197,12 @@ class RunFolder:
         """Let config.json say how long the run now is, and where its images are."""
         source = config.data.source
         if source != self.config.data.source and is_path(source):
-            # The run may have been started in another folder than this process.
-            source = os.path.abspath(source)
-        data = replace(self.config.data, source=source)
-        self.config = replace(self.config, epochs=config.epochs, data=data)
+            source = os.path.abspath(
+                source
+            )  # the run may have been started in another folder than this process
+        self.config = replace(
+            self.config, epochs=config.epochs, data=replace(self.config.data, source=source)
+        )
         _write_json(self.path / "config.json", self.config.to_dict())
 
     def check_ours(self) -> None:
@@ -207,12 +213,12 @@ class RunFolder:
         """
         assert self._lock is not None
         try:
-            mark, described = _content(self.path / LOCK), _content(self.path / "run.json")
+            mark, described = _text(self.path / _LOCK), _text(self.path / "run.json")
             if mark == self._lock.mark:
                 if described is None:
                     self.identify()
                 return
-            mine = described is not None and _id_in(described) == self.id
+            mine = described is not None and self.id is not None and f'"{self.id}"' in described
             if mine and mark is None:
                 self._lock.release()
                 self._lock = FolderLock.take(self.path)
@@ -220,10 +226,9 @@ class RunFolder:
         except OSError:  # a disk that fails at the moment: the save will say so
             return
         if mine:
-            who = mark.partition("\n")[0] if mark else "another process"
             raise UserError(
-                f"{who} has opened the run in {self.path} since this process began, and goes on with it. "
-                f"This process stops here and leaves the folder alone."
+                f"{_holder(mark or '')} has opened the run in {self.path} since this process began, and goes on with "
+                f"it. This process stops here and leaves the folder alone."
             )
         elsewhere = "is no longer this run's" if self.path.exists() else "is gone"
         happened = elsewhere if described is None else "holds another run now"
@@ -234,7 +239,9 @@ class RunFolder:
 
     def listing(self) -> Listing | None:
         """What was in the folder of images that the run began with; None of other data, and if it is lost."""
-        return read_listing(self.path / LISTING, self.facts)
+        from adasim.data.identity import read_listing
+
+        return read_listing(self.path / _LISTING, self.facts)
 
     def version_changes(self) -> list[str]:
         """A sentence for each package that is not the one the run began with: rounding may then differ."""
@@ -263,6 +270,38 @@ class RunFolder:
         self.close()
 
 
+def require_run(out: Path) -> None:
+    """Refuse what is not the folder of a run."""
+    if not (out / "config.json").is_file():
+        reason = "there is no config.json in it" if out.is_dir() else "there is no such folder"
+        raise UserError(
+            f"{out} is not the folder of a run: {reason}. Name the --out of an earlier pretraining."
+        )
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Only an absent or empty folder, or what a killed `RunFolder.create` left, may become a run."""
+    if any("\ud800" <= character <= "\udfff" for character in str(out)):
+        raise UserError(f"--out {out} is not UTF-8, as libraries need it. Choose another --out.")
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"--out {out} is a file. Choose a folder that does not exist yet.")
+    names = {name for name in os.listdir(out) if not name.endswith(TEMPORARY)}
+    if "config.json" in names and "versions.json" in names:
+        if overwrite:
+            return check_replaceable(out)
+        raise UserError(
+            f"{out} already holds another run. Continue it with --resume {out}, replace it with --overwrite, "
+            f"or choose another --out."
+        )
+    if foreign := sorted(names - _UNFINISHED):
+        raise UserError(
+            f"--out {out} is not empty and not a run (it holds {few(foreign)}). "
+            f"Choose a folder that does not exist yet."
+        )
+
+
 def check_source(run: Path, source: str) -> None:
     """Say where the images of a run were, if they are not found there (or, named relative to the folder that it was
     started in, not from here)."""
@@ -274,24 +313,206 @@ def check_source(run: Path, source: str) -> None:
         raise UserError(
             f"The images of {run} were at {source}, and there is nothing now. Put them back, or {elsewhere}."
         )
-    where = f" from {folder}" if folder else " from another folder"
     raise UserError(
-        f"{run} was started{where} with --data {source}, and here, in {os.getcwd()}, there is no {source}. "
-        f"Go to that folder, or {elsewhere}."
+        f"{run} was started from {folder or 'another folder'} with --data {source}, and here, in {os.getcwd()}, "
+        f"there is no {source}. Go to that folder, or {elsewhere}."
     )
 
 
-def versions(device: str) -> dict[str, Any]:
-    """What the numbers of a run depend on beside its configuration."""
-    packages: dict[str, str | None] = {}
-    for name in _PACKAGES:
+# --overwrite: delete a run to make place for a new one, and never anything else.
+
+_PRODUCTS = (
+    *("metrics.jsonl", "backbone.safetensors", "results.jsonl", "unreadable.csv", "explore.html"),
+    *("neighbours.png", "curves.png", "curves.svg"),
+    *(
+        f"gallery-{pick}.{kind}"
+        for pick in ("random", "intriguing", "other-class", "picked")
+        for kind in ("png", "pdf", "csv", "tex")
+    ),
+)
+# Deleted last, and run.json after config.json: it tells a restart that this run is not its own.
+_DESCRIPTION = (_LISTING, "data.json", "config.json", "run.json", "versions.json")
+_CONTENTS = {
+    "checkpoints": r"step-[0-9]{9,}(\.[0-9]+)?(/(manifest\.json|[A-Za-z0-9_-]+\.safetensors))?",
+    "history": r"epoch-[0-9]{6,}-[0-9a-f]+\.safetensors",
+    "tensorboard": r"events\.out\.tfevents\..+",
+    "encoders": r"epoch-[0-9]{4,}\.safetensors",
+    "features": r"[0-9a-f]+(\.safetensors|\.parts(/[0-9]+-[0-9]+\.safetensors)?)",
+    "explore-sheets": r"sheet-[0-9]{5}\.webp",
+}
+"""Folders of a run, and what their contents are called."""
+
+
+def check_replaceable(out: Path) -> None:
+    """Refuse to overwrite what is not a run, or a run that somebody keeps other things in, links included."""
+    if not {"adasim", "torch"} <= _read_json(out / "versions.json", vital=False).keys():
+        raise UserError(
+            f"{out} is not the folder of a run of adasim: its versions.json is not ours. --overwrite "
+            f"deletes runs alone. Choose another --out."
+        )
+    if foreign := [str(path.relative_to(out)) for path in sorted(out.rglob("*")) if not _belongs(out, path)]:
+        raise UserError(
+            f"--overwrite deletes runs alone, and {out} also holds {few(foreign)}. Move that elsewhere, or "
+            f"choose another --out."
+        )
+
+
+def _belongs(out: Path, path: Path) -> bool:
+    """Whether a file or folder of this name can be part of a run, or is what a killed write left."""
+    name, mode = path.relative_to(out), path.lstat().st_mode
+    if any(part.endswith(TEMPORARY) for part in name.parts):
+        return True
+    folder, _, inside = str(name).partition("/")
+    if folder not in _CONTENTS:
+        return str(name) in (*_PRODUCTS, *_DESCRIPTION, _LOCK) and stat.S_ISREG(mode)
+    if not inside:
+        return stat.S_ISDIR(mode)
+    return bool(re.fullmatch(_CONTENTS[folder], inside)) and (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def delete_run(out: Path) -> list[str]:
+    """Delete the run in `out`, if there is one, but not its lock, which the caller holds; says what is gone.
+
+    What says that this is a run goes last: a deletion cut short leaves a run that can be overwritten again.
+    """
+    if not (out / "config.json").exists():
+        return []
+    check_replaceable(out)
+    checkpoints = sum(not path.name.endswith(TEMPORARY) for path in (out / "checkpoints").glob("step-*"))
+    encoder = "an" if (out / "backbone.safetensors").exists() else "no"
+    for name in (*_CONTENTS, *_PRODUCTS, *_DESCRIPTION):
+        remove(out / name)
+    return [f"Overwrote the run in {out} ({checkpoints} checkpoint(s), {encoder} encoder)."]
+
+
+# Restarts: a process that is started again goes on with the run that its own launch began.
+
+_LAUNCHERS = {"SLURM_RESTART_COUNT": "SLURM_JOB_ID", "TORCHELASTIC_RESTART_COUNT": "TORCHELASTIC_RUN_ID"}
+"""Where a launcher counts its restarts, and where it names what it starts again: the same name each time."""
+
+
+def launch() -> dict[str, str | None]:
+    """What the launchers call this start of the program, for RUN/run.json."""
+    return {name: os.environ.get(name) for name in _LAUNCHERS.values()}
+
+
+def restarted() -> set[str]:
+    """The names, as in `launch`, of the launchers that have started this process again: requeue, `--max-restarts`.
+
+    Not every node of torchrun counts every restart.
+    """
+    counts = {name: os.environ.get(count, "") for count, name in _LAUNCHERS.items()}
+    return {name for name, count in counts.items() if count.isdecimal() and int(count) > 0}
+
+
+def began_here(out: Path, by: Collection[str]) -> bool:
+    """Whether the run in `out`, if there is one, was begun by a launch that has been `restarted` since.
+
+    True also where nobody can tell: of a run that has lost its launch, and of two launches by torchrun without a
+    name of their own ("none").
+    """
+    if not by or not (out / "config.json").is_file():
+        return False
+    now = launch()
+    began = _read_json(out / "run.json", vital=False).get(
+        "launch", now
+    )  # damage is told when the run is opened
+    return any(began.get(name) == now[name] for name in by)
+
+
+# The lock: RUN/lock names its holder. flock rather than the file's existence, because the kernel drops it when the
+# process dies, however it dies. Some network disks have no flock: there the file's content refuses a second process
+# on the same machine, and an earlier process notices the content of a later one before its next save.
+
+_UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
+_held: set[int] = set()  # handles of the locks that this process holds
+
+
+def _drop_inherited() -> None:
+    """A forked loader worker must not keep the lock of a main process that was killed."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_inherited)
+
+
+class FolderLock:
+    """Holds a folder until `release` or the process's end, even by a kill. Use `FolderLock.take(folder)`."""
+
+    def __init__(self, handle: int, mark: str, by_kernel: bool) -> None:
+        self.mark = mark
+        """The lock file's content: who holds it (first line), and what no other holder has."""
+        self.by_kernel = by_kernel
+        """False on a disk without flock."""
+        self._handle = handle
+
+    @classmethod
+    def take(cls, folder: Path, *, strict: bool = False) -> FolderLock:
+        """Lock the folder, or say who holds it.
+
+        Args:
+            folder: an existing folder.
+            strict: refuse also where the disk has no flock and nobody can tell whether the holder that the file
+                names, on another machine, is still alive.
+        """
+        if fcntl is None:
+            raise UserError(
+                "Training needs file locks as Linux and macOS have them. On Windows, run adasim inside WSL."
+            )
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # run from a checkout that was never installed
-            packages[name] = None
-    packages["torch"] = str(torch.__version__)  # with the build (+cu132), which the package's metadata lack
-    system = {"python": platform.python_version(), "platform": platform.platform()}
-    return {**system, **packages, "device": str(device), "threads": torch.get_num_threads()}
+            by_kernel = _flock(handle)
+            before = os.pread(handle, 1000, 0).decode(errors="replace")
+            here = re.match(rf"process ([0-9]+) on {re.escape(socket.gethostname())}\n", before)
+            alive = here is not None and int(here[1]) != os.getpid() and os.path.exists(f"/proc/{here[1]}")
+            if by_kernel is None or (not by_kernel and alive):
+                raise UserError(
+                    f"{folder} is in use by {_holder(before)}. Wait for it, stop it, or choose another --out."
+                )
+            if strict and not by_kernel and before and not here:
+                raise UserError(
+                    f"{folder} may be in use by {_holder(before)}, and its disk has no file locks to tell. "
+                    f"If that process is dead, delete {folder / _LOCK}."
+                )
+            mark = f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(8)}\n"
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, mark.encode(), 0)
+            os.fsync(handle)  # on a network disk: else other machines see it only when the file is closed
+        except BaseException:
+            os.close(handle)
+            raise
+        _held.add(handle)
+        return cls(handle, mark, bool(by_kernel))
+
+    def release(self) -> None:
+        if self._handle in _held:
+            if not self.by_kernel:  # nothing else would say that it is free
+                with suppress(OSError):
+                    os.ftruncate(self._handle, 0)
+            _held.discard(self._handle)
+            os.close(self._handle)
+
+
+def _flock(handle: int) -> bool | None:
+    """True: it is ours now. None: somebody else's. False: this disk has no such locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):  # the latter on some network disks
+            return None
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+
+
+def _holder(mark: str) -> str:
+    return mark.partition("\n")[0].strip() or "another process"
+
+
+# Settings: which of them may differ between two processes of a run, or between runs of one setting.
 
 
 def check_same(before: Config, now: Config) -> None:
@@ -301,8 +522,7 @@ def check_same(before: Config, now: Config) -> None:
     the run may become longer; whatever else shapes the result may not. The images are compared by
     `adasim.data.check_same_data`.
     """
-    changed = changed_settings(decisive(before.to_dict()), decisive(now.to_dict()))
-    if changed:
+    if changed := changed_settings(decisive(before.to_dict()), decisive(now.to_dict())):
         raise UserError(
             f"Cannot resume with other settings: {changed}. "
             f"Resume without these options, or start a new run with another --out."
@@ -333,6 +553,38 @@ def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
     return "; ".join(changed[:3]) + more
 
 
+def group_by_setting(runs: Sequence[tuple[Config, str | None]]) -> list[tuple[dict[str, Any], list[int]]]:
+    """Each setting with the numbers of the runs that have it with some random seed, in the runs' order.
+
+    Args:
+        runs: of each its configuration, and the fingerprint of its images: they are the same wherever they lay.
+    """
+    places_of: dict[str, dict[str, Any]] = {}
+    members: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for number, (config, fingerprint) in enumerate(runs):
+        settings = settings_of(config)
+        if fingerprint is not None:
+            where = {name: settings[name] for name in ("data.source", "data.exclude")}
+            settings |= places_of.setdefault(fingerprint, where)
+        members.setdefault(json.dumps(settings, sort_keys=True), (settings, []))[1].append(number)
+    return list(members.values())
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """All settings that shape what is learnt but the seed, by their names on the command line; without those that
+    have no effect beside the others."""
+    flat = flatten(json.loads(json.dumps(config.to_dict())))
+    shaping = decisive(config.to_dict()) | {name: flat[name] for name in ("data.source", "data.exclude")}
+    idle = {"seed", "neighbors.watch", "neighbors.cache", "views.in_memory", "views.reduced_jpeg"}
+    if not PAIRS[config.pairs].draws_from_memory and not config.neighbors.watch:
+        idle |= {name for name in shaping if name.startswith("neighbors.") and name != "neighbors.oracle_p"}
+    if config.pairs in ("standard", "nearest", "oracle"):
+        idle.add("neighbors.tau")
+    if config.pairs != "oracle":
+        idle.add("neighbors.oracle_p")
+    return {name: value for name, value in shaping.items() if name not in idle}
+
+
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`: the names of the command line."""
     flat: dict[str, Any] = {}
@@ -341,13 +593,22 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-@contextmanager
-def _writing_to(out: Path) -> Iterator[None]:
-    """Say in a sentence what the disk refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"Cannot write to {out}: {error.strerror}. Choose another --out.") from error
+def versions(device: str) -> dict[str, Any]:
+    """What the numbers of a run depend on beside its configuration."""
+    import torch
+
+    packages: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a checkout that was never installed
+            packages[name] = None
+    packages["torch"] = str(torch.__version__)  # with the build (+cu132), which the package's metadata lack
+    system = {"python": platform.python_version(), "platform": platform.platform()}
+    return {**system, **packages, "device": str(device), "threads": torch.get_num_threads()}
+
+
+# Files
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -355,19 +616,11 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _content(path: Path) -> str | None:
+def _text(path: Path) -> str | None:
     """A small file's text; None if there is no such file."""
     try:
         return path.read_text(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _id_in(described: str) -> Any:
-    """The id in the text of a run.json; None if it is damaged."""
-    try:
-        return json.loads(described)["id"]
-    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

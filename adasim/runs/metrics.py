@@ -1,5 +1,5 @@
-"""What a run writes down as it goes: numbers by step, for people (TensorBoard) and for programs (JSON lines), and the
-images that could not be read."""
+"""What a run writes down as it goes: numbers by step, for people (TensorBoard; with `--log` wandb or MLflow) and for
+programs (JSON lines), and the images that could not be read."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ import io
 import json
 import math
 import os
+import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from adasim.data import ImageSet
-from adasim.runs.trackers import Tracker
+from adasim.runs.folder import flatten
 from adasim.util.csv import original, to_csv
+from adasim.util.errors import UserError
 from adasim.util.files import atomic_write
 from adasim.util.terminal import printable
 
 TIMES = (
-    "seconds",
-    "images_per_second",
-    "waiting",
-    "epoch_seconds",
-    "epoch_images_per_second",
-    "epoch_waiting",
+    *("seconds", "images_per_second", "waiting"),
+    *("epoch_seconds", "epoch_images_per_second", "epoch_waiting"),
 )
 """Metrics in which two runs of one configuration differ."""
 UNREADABLE_FILE = "unreadable.csv"
+PROJECT = "adasim"
+"""The project or experiment of a service, where its own environment variable names none."""
+WAIT_S = 30.0
+"""Seconds that the end of a run waits for a service."""
+_LINES = 10_000  # that may wait for a service; more are dropped
+_TAG = "adasim.run"
 
 
 def read_metrics(folder: Path, say: Callable[[str], None] = lambda sentence: None) -> list[dict[str, Any]]:
@@ -165,10 +171,9 @@ class Pace:
     def __init__(
         self, seconds: float = 0.0, epoch_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._clock = clock
-        self._zero = clock() - seconds
-        self._epoch_zero = clock() - epoch_seconds
-        self._lap, self._epoch = _Span(clock()), _Span(clock())
+        now = clock()
+        self._clock, self._zero, self._epoch_zero = clock, now - seconds, now - epoch_seconds
+        self._lap, self._epoch = [now, 0, 0.0], [now, 0, 0.0]  # since when; images, and seconds of waiting
 
     @classmethod
     def after(cls, lines: Iterable[dict[str, Any]]) -> Pace:
@@ -182,37 +187,26 @@ class Pace:
     def count(self, images: int, waited_s: float) -> None:
         """One more step, and how long it waited for its data."""
         for span in (self._lap, self._epoch):
-            span.images += images
-            span.waited += waited_s
+            span[1] += images
+            span[2] += waited_s
 
     def lap(self) -> dict[str, float]:
         now = self._clock()
-        speed, waiting = self._lap.figures(now)
-        self._lap = _Span(now)
-        return {"seconds": now - self._zero, "images_per_second": speed, "waiting": waiting}
+        return {"seconds": now - self._zero, **self._figures(self._lap, now, "")}
 
     def epoch(self) -> dict[str, float]:
         now = self._clock()
-        speed, waiting = self._epoch.figures(now)
-        took, self._epoch_zero, self._epoch = now - self._epoch_zero, now, _Span(now)
-        return {
-            "seconds": now - self._zero,
-            "epoch_seconds": took,
-            "epoch_images_per_second": speed,
-            "epoch_waiting": waiting,
-        }
+        took, self._epoch_zero = now - self._epoch_zero, now
+        figures = self._figures(self._epoch, now, "epoch_")
+        return {"seconds": now - self._zero, "epoch_seconds": took, **figures}
 
-
-class _Span:
-    """What happened since a moment."""
-
-    def __init__(self, began: float) -> None:
-        self.began, self.images, self.waited = began, 0, 0.0
-
-    def figures(self, now: float) -> tuple[float, float]:
-        """Images per second, and the share of the time that was spent waiting for data."""
-        took = max(now - self.began, 1e-9)
-        return self.images / took, min(1.0, self.waited / took)
+    @staticmethod
+    def _figures(span: list[float], now: float, prefix: str) -> dict[str, float]:
+        """Images per second and the share of waiting of a span, which begins anew."""
+        began, images, waited = span
+        took = max(now - began, 1e-9)
+        span[:] = [now, 0, 0.0]
+        return {f"{prefix}images_per_second": images / took, f"{prefix}waiting": min(1.0, waited / took)}
 
 
 def _lines_up_to(path: Path, step: float) -> Iterable[bytes]:
@@ -257,3 +251,157 @@ class UnreadableList:
             rows = [[str(i), *lines[i]] for i in sorted(lines)]
             atomic_write(self.path, to_csv(["image", "file", "reason"], rows).encode())
             self._lines = lines
+
+
+# Services. One may be slow, unreachable or out of order; a run neither waits for it nor ends by it. Lines go to a
+# thread, and what does not arrive is still in metrics.jsonl. Each service is set up as its users know it: by its own
+# environment variables, logins and offline modes.
+
+
+class Wandb:
+    """A run of Weights & Biases whose id is the run's own, so that a resumed run goes on in it."""
+
+    def __init__(self, identity: str, name: str, config: dict[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=identity,
+            name=name,
+            resume="allow",
+            config=config,
+            settings=wandb.Settings(silent=True, console="off"),  # the terminal is the progress bar's
+        )
+        self._from = self._run.step  # steps below are there already
+        offline = self._run.settings.mode == "offline"
+        where = Path(self._run.dir).parent
+        self.place = f"{where} (send it later with: wandb sync {where})" if offline else str(self._run.url)
+
+    def send(self, step: int, values: dict[str, Any]) -> None:
+        if step >= self._from:
+            self._run.log(values, step=step)
+
+    def finish(self, complete: bool) -> None:
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+class Mlflow:
+    """A run of MLflow that bears the run's id as a tag, by which a resumed run finds it again."""
+
+    def __init__(self, identity: str, name: str, config: dict[str, Any]) -> None:
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        self._metric = Metric
+        self._client = client = MlflowClient()
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = client.get_experiment_by_name(experiment)
+        number = client.create_experiment(experiment) if known is None else known.experiment_id
+        runs = client.search_runs([number], f"tags.`{_TAG}` = '{identity}'", max_results=1)
+        self._last = -1
+        if runs:
+            self._id = runs[0].info.run_id
+            sent = client.get_metric_history(self._id, "epoch")
+            self._last = max((point.step for point in sent), default=-1)
+            client.update_run(self._id, status="RUNNING")
+        else:
+            self._id = client.create_run(number, run_name=name, tags={_TAG: identity}).info.run_id
+            settings = [Param(key, str(value)[:500]) for key, value in flatten(config).items()]
+            for first in range(0, len(settings), 100):  # as many as it takes at once
+                client.log_batch(self._id, params=settings[first : first + 100])
+        self.place = f"{client.tracking_uri}, experiment {experiment}, run {self._id}"
+
+    def send(self, step: int, values: dict[str, Any]) -> None:
+        if step <= self._last:  # sent before the run was resumed from an earlier step
+            return
+        now = int(1000 * time.time())
+        numbers = {name: float(value) for name, value in values.items()}
+        metrics = [self._metric(name, x, now, step) for name, x in numbers.items() if math.isfinite(x)]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def finish(self, complete: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if complete else "KILLED")
+
+
+SERVICES: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {"wandb": Wandb, "mlflow": Mlflow}
+"""Called with the run's id, its name and its configuration. `place` says where people find the metrics."""
+
+
+def check_installed(log: str) -> None:
+    """Refuse, before a run begins, a service whose package is not there."""
+    try:
+        installed = log not in SERVICES or find_spec(log) is not None
+    except ValueError:  # a module that is there in name alone
+        installed = False
+    if not installed:
+        raise UserError(
+            f"--log {log} needs {log}, which is not installed: pip install 'adasim[{log}]'. Without --log, metrics "
+            f"go to the run folder alone."
+        )
+
+
+class Tracker:
+    """Hands lines to a service in a thread of its own."""
+
+    def __init__(self, log: str, service: Any, say: Callable[[str], None]) -> None:
+        self._log, self._service, self._say = log, service, say
+        self._lines: queue.Queue[tuple[int, dict[str, float]] | bool] = queue.Queue()
+        self._lost, self._problem, self._told = 0, "", False
+        self._thread = threading.Thread(target=self._send, name="adasim-log", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls, log: str, identity: str, name: str, config: dict[str, Any], say: Callable[[str], None]
+    ) -> Tracker | None:
+        """A tracker of that service; None for "files" alone, and if the service cannot be reached, which is said."""
+        if log not in SERVICES:
+            return None
+        try:
+            service = SERVICES[log](identity, name, config)
+        except Exception as error:  # of any make: networks, logins, disks
+            say(
+                f"Metrics do not go to {log}: {_reason(error)}. The run goes on; they are in its metrics.jsonl."
+            )
+            return None
+        say(f"Metrics go to {log}, too: {service.place}")
+        return cls(log, service, say)
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Send the numbers among the values, some time; returns at once."""
+        numbers = {name: float(value) for name, value in values.items() if not isinstance(value, str)}
+        if self._lines.qsize() < _LINES:
+            self._lines.put((step, numbers))
+        else:
+            self._lost += 1
+        if self._problem and not self._told:
+            self._told = True
+            self._say(f"{self._log} does not take metrics at the moment: {self._problem}. The run goes on.")
+
+    def close(self, complete: bool = True) -> None:
+        """Give the service some time for what it has not got yet."""
+        self._lines.put(complete)
+        self._thread.join(WAIT_S)
+        left = self._lines.qsize() if self._thread.is_alive() else 0
+        if self._lost or self._thread.is_alive():
+            why = f" ({self._problem})" if self._problem else ""
+            self._say(
+                f"{self._lost + left} lines of metrics did not reach {self._log}{why}; all are in metrics.jsonl."
+            )
+
+    def _send(self) -> None:
+        while True:
+            line = self._lines.get()
+            try:
+                if isinstance(line, bool):
+                    return self._service.finish(line)
+                self._service.send(*line)
+            except Exception as error:
+                self._problem = _reason(error)
+                if isinstance(line, bool):
+                    return
+                self._lost += 1
+
+
+def _reason(error: Exception) -> str:
+    return (next(iter(str(error).strip().splitlines()), "") or type(error).__name__).rstrip(".")

@@ -12,12 +12,13 @@ more (the largest temporary, workspaces, fragments): `OVERHEAD`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -35,17 +36,15 @@ from adasim.dist.devices import working_precision
 from adasim.dist.processes import Distributed
 from adasim.methods import build_method
 from adasim.methods.base import draws_within_the_step
+from adasim.train.loop import forward, learn
 from adasim.train.state import TrainState, batch_norms, build_loader, build_state, weight_bytes
-from adasim.train.step import forward, learn
 from adasim.util.errors import UserError
 from adasim.util.units import scaled
 
 OVERHEAD = 1.2
 """What a step takes, over what is counted."""
 _WORTH_TELLING = 0.3  # of the free memory
-_ACTIVATIONS_PER_VIEW = (
-    600  # a step's activations are at most so many times its views; then nothing need be counted
-)
+_ACTIVATIONS_PER_VIEW = 600  # activations are at most so many times the views; then nothing need be counted
 _FEW, _MORE = 4, 8  # images of the two steps that a line is drawn through; batch norm needs two
 _CGROUP = Path("/sys/fs/cgroup")  # where Linux tells a container's limits
 
@@ -211,32 +210,21 @@ def free_bytes(device: torch.device) -> float:
         # What torch holds and does not use is this process's to take, too.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
-    if device.type != "cpu":
+    free = float("inf")
+    with suppress(OSError, KeyError):
+        free = 1024.0 * _numbers("/proc/meminfo")["MemAvailable:"]
+    if device.type != "cpu" or math.isinf(free):
         return float("inf")
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return float("inf")
-    for group, limit, used, kind in (
-        (_CGROUP, "memory.max", "memory.current", ""),
-        (_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # version 1
-    ):
-        try:
-            left = int((group / limit).read_text()) - int((group / used).read_text())
-            free = min(free, left + _file_bytes(group / "memory.stat", kind))
-        except (OSError, ValueError):  # none, or "max"
-            continue
+    with suppress(OSError, ValueError, KeyError):  # no limit: "max"
+        left = int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text())
+        cached = _numbers(_CGROUP / "memory.stat")  # contents of files are kept until memory is needed
+        free = min(free, left + cached["active_file"] + cached["inactive_file"])
     return max(0, free) / max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
-def _file_bytes(stat: Path, kind: str) -> int:
-    """The contents of files that a cgroup keeps in memory until it is needed: free, as in MemAvailable."""
-    try:
-        counts = dict(line.split() for line in stat.read_text().splitlines())
-        return int(counts[f"{kind}active_file"]) + int(counts[f"{kind}inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return 0
+def _numbers(file: str | Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    return {name: int(number) for name, number, *_ in map(str.split, Path(file).read_text().splitlines())}
 
 
 def divisors(n: int) -> list[int]:

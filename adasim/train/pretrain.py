@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torch import nn
-
 from adasim.config import Config
 from adasim.data import (
     FolderImages,
@@ -34,17 +32,23 @@ from adasim.dist.processes import Distributed
 from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, read_weights, start_from
 from adasim.neighbors.pairs import require_all_labels
 from adasim.registry import METHODS, PAIRS
-from adasim.runs.access import began_here, restarted
-from adasim.runs.checkpoint import Checkpoint, CheckpointStore
-from adasim.runs.folder import RunFolder, check_same, decisive
-from adasim.runs.trackers import check_installed
-from adasim.train.budget import choose_micro_batches, disk_needed, free_bytes, has_batch_norm
+from adasim.runs.checkpoint import CheckpointStore
+from adasim.runs.folder import RunFolder, began_here, check_same, decisive, restarted
+from adasim.runs.metrics import check_installed
+from adasim.train.budget import (
+    choose_micro_batches,
+    disk_needed,
+    free_bytes,
+    has_batch_norm,
+    out_of_memory_in_words,
+)
 from adasim.train.loop import OnStep, Training
 from adasim.train.report import KnnDuringTraining
-from adasim.train.signals import forgetting_frames
 from adasim.train.state import TrainState, build_loader, build_state
 from adasim.util import terminal
 from adasim.util.errors import UserError
+from adasim.util.files import write_errors
+from adasim.util.interrupts import forgetting_frames
 
 
 @forgetting_frames
@@ -65,38 +69,43 @@ def pretrain(
     config.check_values()
     if config.eval.every and knn is None:
         raise ValueError("config.eval.every needs `knn`; adasim.pretrain brings one")
-    out = Path(out)
     if resume and overwrite:
         raise UserError("A run can be resumed or overwritten, not both. Leave out --resume or --overwrite.")
+    out = Path(out)
     with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
         stack.enter_context(tf32_products(working_precision(config.precision, ranks.device) == "tf32"))
-        launchers = {name for names in ranks.gather(restarted()) for name in names}
-        resume = resume or ranks.share(began_here(out, launchers))
-        ranks.require_same(decisive(config.to_dict()))
-        with ranks.raise_on_all():
-            if ranks.is_main:
-                check_installed(config.save.log)
-            ranks.check_batch(config.batch_size)
+        resume = resume or restarted_here(out, ranks)
+        check_processes(config, ranks)
         images = open_data(data, config, ranks)
         if data is not None:
             config = replace(config, data=replace(config.data, source=source_of(data)))
-        images = _checked(images, config, ranks)
-        run = _opened(out, config, images, ranks, stack) if resume else None
-        has_checkpoint = resume and any((out / "checkpoints").glob("step-*"))
-        state, loader = _built(config, images, ranks, stack, from_scratch=not has_checkpoint)
-        _say(ranks, loader.how())
+        images = check_images(images, config, ranks)
+        run = reopen_run(out, config, images, ranks, stack) if resume else None
+        state, loader = build(config, images, ranks, stack, start=not (resume and has_checkpoint(out)))
         if not resume:
-            _say(ranks, disk_needed(state, config, out, ranks))
-            run = _created(out, config, images, ranks, stack, overwrite)
-        owner = ranks.gather("" if run is None else run.owner())[0]
-        with ranks.raise_on_all():
-            run = RunFolder.join(out, owner) if run is None else run
-        _say(ranks, *run.notes, *run.version_changes(), _precision_note(config, state, ranks))
-        store = _restored(run, config, state, ranks, loader.steps_per_epoch, resume)
+            run = create_run(out, config, images, state, ranks, stack, overwrite)
+        run = join_run(run, out, ranks)
+        store = restore(run, config, state, ranks, loader.steps_per_epoch, resume)
         training = Training(config, run, images, loader, state, store, ranks, knn, on_step)
         stack.callback(training.list_unreadable)
-        training.run()
+        with out_of_memory_in_words(config, state):
+            training.run()
     return out
+
+
+def restarted_here(out: Path, ranks: Distributed) -> bool:
+    """Whether a launcher has started this run again, which then goes on."""
+    launchers = {name for names in ranks.gather(restarted()) for name in names}
+    return ranks.share(began_here(out, launchers))
+
+
+def check_processes(config: Config, ranks: Distributed) -> None:
+    """All have the same settings, can share the batch, and have what the run asks for."""
+    ranks.require_same(decisive(config.to_dict()))
+    with ranks.raise_on_all():
+        if ranks.is_main:
+            check_installed(config.save.log)
+        ranks.check_batch(config.batch_size)
 
 
 def open_data(data: ImagesLike | None, config: Config, ranks: Distributed) -> ImageSet:
@@ -111,11 +120,15 @@ def open_data(data: ImagesLike | None, config: Config, ranks: Distributed) -> Im
 
     def opened(listing: Listing | None = None) -> ImageSet:
         try:
-            if isinstance(given, str):
-                return open_images(given, size=config.views.size, listing=listing)
-            return as_images(given)
+            if not isinstance(given, str):
+                return as_images(given)
+            images = open_images(given, size=config.views.size, listing=listing)
+            if listing is not None and isinstance(images, FolderImages):
+                images.check_there()
+            return images
         except UserError as error:
-            raise (error if ranks.is_main else _elsewhere(error, ranks)) from None
+            where = f"On {socket.gethostname()}, for process {ranks.rank} of {ranks.world}: "
+            raise UserError(f"{'' if ranks.is_main else where}{error}") from None
 
     waits = not ranks.is_main and isinstance(given, str) and is_folder(given)
     images = ranks.run_with_heartbeat(None if waits else opened)
@@ -123,27 +136,14 @@ def open_data(data: ImagesLike | None, config: Config, ranks: Distributed) -> Im
     with ranks.raise_on_all():
         if images is None:
             images = opened(listing)
-            if listing is not None and isinstance(images, FolderImages):
-                try:
-                    images.check_there()
-                except UserError as error:
-                    raise _elsewhere(error, ranks) from None
     # Names and sizes of who received them are the first rank's own: only what the files hold can differ.
     mark = images.fingerprint() if listing is None else images.sampled_contents()
-    ranks.require_same(
-        {
-            "number of images": len(images),
-            "fingerprint of the images": hashlib.sha256(mark.encode()).hexdigest(),
-        }
-    )
+    fingerprint = hashlib.sha256(mark.encode()).hexdigest()
+    ranks.require_same({"number of images": len(images), "fingerprint of the images": fingerprint})
     return images
 
 
-def _elsewhere(error: UserError, ranks: Distributed) -> UserError:
-    return UserError(f"On {socket.gethostname()}, for process {ranks.rank} of {ranks.world}: {error}")
-
-
-def _checked(images: ImageSet, config: Config, ranks: Distributed) -> ImageSet:
+def check_images(images: ImageSet, config: Config, ranks: Distributed) -> ImageSet:
     """The images without those that are to be left out; refused where they do not fit the configuration."""
     with ranks.raise_on_all():
         images = leave_out(images, config.data.exclude)
@@ -155,7 +155,7 @@ def _checked(images: ImageSet, config: Config, ranks: Distributed) -> ImageSet:
     return images
 
 
-def _opened(
+def reopen_run(
     out: Path, config: Config, images: ImageSet, ranks: Distributed, stack: ExitStack
 ) -> RunFolder | None:
     """The run that goes on, with the same settings and images; None but on the first rank."""
@@ -166,37 +166,44 @@ def _opened(
             check_same(run.config, config)
             check_micro_batch(run.config.micro_batch, config)
 
-    def compared() -> str:
+    def compare() -> str:
         if run is None:
             return ""
-        return check_same_data(
-            run.facts, images, config.data.verify, advice(run, config.data.source), run.listing()
-        )
+        advice = _advice(run, config.data.source)
+        return check_same_data(run.facts, images, config.data.verify, advice, run.listing())
 
-    _say(ranks, ranks.run_with_heartbeat(compared))
+    _say(ranks, ranks.run_with_heartbeat(compare))
     return run
 
 
-def _built(
-    config: Config, images: ImageSet, ranks: Distributed, stack: ExitStack, *, from_scratch: bool
+def build(
+    config: Config, images: ImageSet, ranks: Distributed, stack: ExitStack, *, start: bool
 ) -> tuple[TrainState, PairLoader]:
-    """Networks, memory and loader, before any checkpoint is read."""
+    """Networks, memory and loader; at the `start` of a run, with the weights of `--model.init`."""
     free = min(ranks.gather(free_bytes(ranks.device)))
     with ranks.raise_on_all():
         count, note = choose_micro_batches(config, ranks, free)
         _say(ranks, note)
         state = build_state(config, len(images), ranks, count)
-        if config.model.init and from_scratch:
-            _say(ranks, start_from_weights(state.method, config))
+        if config.model.init and start:
+            _say(ranks, _start_from_weights(state, config))
         loader = build_loader(config, images, ranks)
         stack.callback(loader.close)
+    _say(ranks, loader.how(), _precision_note(config, state, ranks))
     return state, loader
 
 
-def _created(
-    out: Path, config: Config, images: ImageSet, ranks: Distributed, stack: ExitStack, overwrite: bool
+def create_run(
+    out: Path,
+    config: Config,
+    images: ImageSet,
+    state: TrainState,
+    ranks: Distributed,
+    stack: ExitStack,
+    overwrite: bool,
 ) -> RunFolder | None:
     """A new run's folder; None but on the first rank."""
+    _say(ranks, disk_needed(state, config, out, ranks))
     facts = ranks.run_with_heartbeat(lambda: record(images, config.data.verify) if ranks.is_main else {})
     with ranks.raise_on_all():
         if not facts:
@@ -206,7 +213,20 @@ def _created(
         return stack.enter_context(RunFolder.create(out, config, facts, listing=listing, overwrite=overwrite))
 
 
-def _restored(
+def join_run(run: RunFolder | None, out: Path, ranks: Distributed) -> RunFolder:
+    """The folder that the first rank holds, on all of them."""
+    owner = ranks.share("" if run is None else run.owner())
+    with ranks.raise_on_all():
+        run = RunFolder.join(out, owner) if run is None else run
+    _say(ranks, *run.notes, *run.version_changes())
+    return run
+
+
+def has_checkpoint(out: Path) -> bool:
+    return any((out / "checkpoints").glob("step-*"))
+
+
+def restore(
     run: RunFolder,
     config: Config,
     state: TrainState,
@@ -228,26 +248,29 @@ def _restored(
     if resume and state.epoch < config.epochs:  # before config.json may say that the run is longer now
         _say(ranks, disk_needed(state, config, run.path, ranks))
     with ranks.raise_on_all():
-        if ranks.is_main:
-            _update(run, config, checkpoint)
-            store.run = run.id
-            if checkpoint is None and run.resumed:
+        if ranks.is_main and resume:
+            with write_errors(f"to {run.path}", "then resume"):
+                if run.id is None:  # run.json was lost
+                    run.identify(id=checkpoint.run if checkpoint and checkpoint.run else secrets.token_hex(8))
+                    store.run = run.id
+                if (run.config.epochs, run.config.data.source) != (config.epochs, config.data.source):
+                    run.follow(config)
+            if checkpoint is None:
                 _say(ranks, f"{run.path} has no checkpoint yet: the run begins at step 0.")
-            if checkpoint is not None and checkpoint.info["settings"]["epochs"] < config.epochs:
+            elif checkpoint.info["settings"]["epochs"] < config.epochs:
                 before = replace(config, epochs=checkpoint.info["settings"]["epochs"])
-                _say(ranks, more_epochs(before, config, checkpoint.step, steps_per_epoch))
+                _say(ranks, _more_epochs(before, config, checkpoint.step, steps_per_epoch))
     return store
 
 
-def _update(run: RunFolder, config: Config, checkpoint: Checkpoint | None) -> None:
-    """Let the run folder say what the run goes on with: more epochs, or images that are elsewhere now."""
-    try:
-        if run.id is None:  # run.json was lost
-            run.identify(id=checkpoint.run if checkpoint and checkpoint.run else secrets.token_hex(8))
-        if (run.config.epochs, run.config.data.source) != (config.epochs, config.data.source):
-            run.follow(config)
-    except OSError as error:
-        raise UserError(f"Cannot write to {run.path}: {error.strerror}. Make room, then resume.") from error
+def check_micro_batch(before: int | str, config: Config) -> None:
+    """Refuse to go on with other micro-batches where they change what is learnt."""
+    if before != config.micro_batch and has_batch_norm(config):
+        raise UserError(
+            f"Cannot resume with other settings: micro_batch was {before} and is now {config.micro_batch}, and this "
+            f"network's batch norms take their statistics from one micro-batch at a time. Resume without this "
+            f"option, or start a new run with another --out."
+        )
 
 
 def _precision_note(config: Config, state: TrainState, ranks: Distributed) -> str | None:
@@ -259,7 +282,7 @@ def _precision_note(config: Config, state: TrainState, ranks: Distributed) -> st
     return f"{ranks.device} {why}: this run uses {state.precision}."
 
 
-def advice(run: RunFolder, source: str) -> str:
+def _advice(run: RunFolder, source: str) -> str:
     """What to do when the images in `source` are not those that the run began with."""
     if is_from_python(run.config.data.source):
         return RESUME_ADVICE
@@ -273,21 +296,11 @@ def advice(run: RunFolder, source: str) -> str:
     return words
 
 
-def check_micro_batch(before: int | str, config: Config) -> None:
-    """Refuse to go on with other micro-batches where they change what is learnt."""
-    if before != config.micro_batch and has_batch_norm(config):
-        raise UserError(
-            f"Cannot resume with other settings: micro_batch was {before} and is now {config.micro_batch}, and this "
-            f"network's batch norms take their statistics from one micro-batch at a time. Resume without this "
-            f"option, or start a new run with another --out."
-        )
-
-
-def start_from_weights(method: nn.Module, config: Config) -> str:
+def _start_from_weights(state: TrainState, config: Config) -> str:
     """Load `config.model.init` into the method's encoders, student's and teacher's alike; a sentence about it."""
     source = config.model.init
     weights = read_weights(source)
-    start_from([part for part in method.modules() if isinstance(part, Backbone)], weights, source)
+    start_from([part for part in state.method.modules() if isinstance(part, Backbone)], weights, source)
     sentence = f"The encoder starts from the weights of {source}; its head is new."
     here = EvalTransform.for_run(config).to_timm()
     there = here if weights.transform is None else weights.transform.to_timm()
@@ -298,19 +311,17 @@ def start_from_weights(method: nn.Module, config: Config) -> str:
     return sentence
 
 
-def more_epochs(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:
+def _more_epochs(before: Config, now: Config, step: int, steps_per_epoch: int) -> str:
     """What becomes of the schedules when a run is given more epochs in the middle."""
     moved = ["learning rate"]
     if now.optim.weight_decay != now.optim.weight_decay_end:
         moved.append("weight decay")
     moved += [*METHODS[now.method].follows_total, *PAIRS[now.pairs].follows_total]
-    names = " and ".join([", ".join(moved[:-1]), moved[-1]] if moved[1:] else moved)
-    follow = "follow" if moved[1:] else "follows"
     rates = [config.learning_rate(step, steps_per_epoch) for config in (now, before)]
     return (
-        f"This run had {before.epochs} epochs and now has {now.epochs}: from step {step} on, {names} {follow} the "
-        f"schedule of {now.epochs} epochs (the learning rate goes on at {rates[0]:.3g} instead of {rates[1]:.3g}). "
-        f"The result is not that of a run which had {now.epochs} epochs from its start."
+        f"This run had {before.epochs} epochs and now has {now.epochs}: from step {step} on, the schedule of "
+        f"{now.epochs} epochs holds for {', '.join(moved)} (the learning rate goes on at {rates[0]:.3g} instead of "
+        f"{rates[1]:.3g}). The result is not that of a run which had {now.epochs} epochs from its start."
     )
 
 

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 
 import torch
 from rich.console import Console, Group
@@ -27,12 +26,11 @@ from adasim.methods import Step
 from adasim.models import Backbone
 from adasim.neighbors import PairPolicy
 from adasim.runs.folder import RunFolder
-from adasim.runs.metrics import UNREADABLE_FILE, MetricsLog, Pace, read_metrics
-from adasim.runs.trackers import FILES, open_tracker
+from adasim.runs.metrics import UNREADABLE_FILE, MetricsLog, Pace, Tracker, read_metrics
 from adasim.train.state import TrainState
 from adasim.util import terminal
 from adasim.util.collapse import READINGS, CollapseWatch
-from adasim.util.errors import UserError
+from adasim.util.files import write_errors
 from adasim.util.units import duration
 
 _SMOOTH_S = 20.0  # speeds are averages over about this long
@@ -58,41 +56,35 @@ class Reporter:
         knn: KnnDuringTraining | None = None,
     ) -> None:
         self.config, self.run, self.path, self.images = config, run, run.path, images
-        self.state, self.ranks = state, ranks
+        self.state, self.ranks, self.knn = state, ranks, knn
         self.steps_per_epoch = steps_per_epoch
-        self.knn = knn
         self.watch = CollapseWatch(state.method.output_width)
+        self.waited = 0.0  # seconds that this step has waited for data
         self.told_unreadable = 0
         console = terminal.console() if ranks.is_main else terminal.console(quiet=True, force_terminal=False)
         self.bar = Progress(config.epochs * steps_per_epoch, config.epochs, console=console)
-        self.metrics: MetricsLog | None = None
+        self.pace = Pace()
+        self.metrics: MetricsLog | None = None  # on rank 0
 
     def __enter__(self) -> Reporter:
         self._stack = ExitStack()
         with self.ranks.raise_on_all():
             if self.ranks.is_main:
-                try:
+                with write_errors(f"to {self.path}", f"then: adasim pretrain --resume {self.path}"):
                     self.metrics = self._stack.enter_context(MetricsLog(self.path, self.state.step))
-                except OSError as error:
-                    raise UserError(
-                        f"Cannot write to {self.path}: {error.strerror or error}. Make room or make it writable, "
-                        f"then: adasim pretrain --resume {self.path}"
-                    ) from error
-        self.pace = Pace() if self.metrics is None else self.metrics.pace
         if self.metrics is not None:
+            self.pace = self.metrics.pace
             for line in read_metrics(self.path):
                 self.watch.recall({name: line.get(f"epoch_{name}") for name in READINGS})
-            if self.config.save.log != FILES:
-                assert self.run.id is not None
-                name, config = self.path.resolve().name, self.config.to_dict()
-                self.metrics.tracker = open_tracker(self.config.save.log, self.run.id, name, config, self.say)
+            name = self.path.resolve().name
+            self.metrics.tracker = Tracker.open(
+                self.config.save.log, str(self.run.id), name, self.config.to_dict(), self.say
+            )
         self.bar.step = self.state.step
         self._stack.enter_context(self.bar)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self.metrics is not None and self.metrics.tracker is not None:
             self.metrics.tracker.close(complete=kind is None)
         self._stack.close()
@@ -108,21 +100,18 @@ class Reporter:
         if self.metrics is not None:
             self.metrics.sync()
 
-    def step(self, epoch: int, step: Step, loss: float, waited: float) -> None:
+    def step(self, epoch: int, step: Step, loss: float) -> None:
         """The progress bar after every step, a line of metrics after some."""
-        state, batch_size = self.state, self.config.batch_size
-        seen = state.step_in_epoch * batch_size
-        standard = self.config.pairs == "standard"
-        bootstrap = None if standard else state.partners_changed / seen
+        state, images = self.state, self.config.batch_size
+        share = state.partners_changed / (state.step_in_epoch * images)
+        bootstrap = None if self.config.pairs == "standard" else share
         state.recent.append(step.feature)
-        self.pace.count(batch_size, waited)
-        self.bar.update(
-            step=state.step, epoch=epoch, loss=loss, images=batch_size, waited_s=waited, bootstrap=bootstrap
-        )
+        self.pace.count(images, self.waited)
+        self.bar.update(state.step, epoch, loss, images, self.waited, bootstrap)
+        self.waited = 0.0
         if self.metrics is not None and state.step % self.config.save.log_every == 0:
-            values = {"epoch": epoch, "loss": loss, **self.schedules(epoch)}
-            values |= {name: float(value) for name, value in step.diagnostics.items()}
-            values |= self.pace.lap()
+            diagnostics = {name: float(value) for name, value in step.diagnostics.items()}
+            values = {"epoch": epoch, "loss": loss, **self.schedules(epoch), **diagnostics, **self.pace.lap()}
             self.metrics.write(state.step, values)
 
     def schedules(self, epoch: int) -> dict[str, float]:
@@ -162,8 +151,8 @@ class Reporter:
             **self.schedules(epoch),
             **neighbours,
             **measured,
+            **self.pace.epoch(),
         }
-        values |= self.pace.epoch()
         self.metrics.write(state.step, values)
 
     def online_knn(self, epoch: int) -> dict[str, float]:
@@ -241,10 +230,6 @@ class Progress:
         console: where to write; standard output by default. A bar if that is a terminal, else lines.
         every_s: without a terminal, a line at every new epoch and whenever so many seconds have passed.
         clock: seconds, for tests.
-
-    >>> with Progress(total_steps=1000, epochs=10) as bar:  # doctest: +SKIP
-    ...     bar.update(step=1, epoch=0, loss=6.2, images=256, waited_s=0.01, bootstrap=0.0)
-    ...     bar.say("The teacher's output is nearly uniform.")
     """
 
     def __init__(
@@ -255,16 +240,12 @@ class Progress:
         every_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total_steps = total_steps
-        self.epochs = epochs
+        self.total_steps, self.epochs = total_steps, epochs
         self.step = 0
         """Steps done; what was done before a resume counts for the bar and not for the speed."""
-        self.epoch = 0
-        self.loss = math.nan
+        self.epoch, self.loss = 0, math.nan
         self.bootstrap: float | None = None
-        self._console = console or terminal.console()
-        self._every_s = every_s
-        self._clock = clock
+        self._console, self._every_s, self._clock = console or terminal.console(), every_s, clock
         self._last = clock()
         self._steps = self._images = self._waited = self._busy = 0.0  # decayed sums, of one age
         self._printed: tuple[int, float] | None = None  # epoch and time of the last plain line
@@ -277,33 +258,18 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
         elif self._steps and self._printed != (self.epoch, self._last):
             self._print_line()
 
     def update(
-        self,
-        *,
-        step: int,
-        epoch: int,
-        loss: float,
-        images: int,
-        waited_s: float,
-        bootstrap: float | None = None,
+        self, step: int, epoch: int, loss: float, images: int, waited_s: float, bootstrap: float | None = None
     ) -> None:
-        """Count one more step.
+        """So many steps are done; the last one took `images`, and waited for data. Epochs count from 0.
 
-        Args:
-            step: steps done, this one included.
-            epoch: the epoch it belongs to, from 0.
-            loss: its loss.
-            images: how many images it took.
-            waited_s: seconds of it spent waiting for data.
-            bootstrap: share of images whose partner is another image; None where that has no meaning.
+        `bootstrap` is the share of images whose partner is another image; None where that has no meaning.
         """
         now = self._clock()
         took, self._last = now - self._last, now
@@ -313,12 +279,14 @@ class Progress:
         self._waited = self._waited * fade + waited_s
         self._busy = self._busy * fade + took
         self.step, self.epoch, self.loss, self.bootstrap = step, epoch, loss, bootstrap
-        if self._live is None and self._line_is_due(now):
-            self._print_line()
+        if self._live is None:
+            new = self._printed is None or self.epoch != self._printed[0] or step == self.total_steps
+            if new or (self._printed is not None and now - self._printed[1] >= self._every_s):
+                self._print_line()
 
     def say(self, text: str) -> None:
         """Print a message above the bar, on one line whatever names it holds."""
-        self._print(terminal.printable(text), wrap=self._live is not None)
+        self._console.print(terminal.printable(text), markup=False, emoji=False, soft_wrap=self._live is None)
 
     @property
     def images_per_second(self) -> float:
@@ -334,26 +302,11 @@ class Progress:
         """At the present speed; None before the first step."""
         return (self.total_steps - self.step) * self._busy / self._steps if self._steps else None
 
-    def _line_is_due(self, now: float) -> bool:
-        return (
-            self._printed is None
-            or self.epoch != self._printed[0]
-            or now - self._printed[1] >= self._every_s
-            or self.step == self.total_steps
-        )
-
     def _print_line(self) -> None:
         self._printed = (self.epoch, self._last)
-        share = f"{self.step / self.total_steps:.0%}" if self.total_steps else "100%"
-        parts = [
-            f"epoch {self._epoch()}",
-            f"step {self.step:,}/{self.total_steps:,} ({share})",
-            *self._figures(),
-        ]
-        self._print(", ".join([*parts, self._left()]), wrap=False)
-
-    def _print(self, text: str, wrap: bool) -> None:
-        self._console.print(text, markup=False, emoji=False, soft_wrap=not wrap)
+        done = f"step {self.step:,}/{self.total_steps:,} ({self.step / max(1, self.total_steps):.0%})"
+        line = ", ".join([f"epoch {self._epoch()}", done, *self._figures(), self._left()])
+        self._console.print(line, markup=False, emoji=False, soft_wrap=True)
 
     def _bar(self) -> Group:
         line = Table.grid(padding=(0, 1), expand=True)
@@ -361,18 +314,16 @@ class Progress:
         line.add_column(ratio=1)
         line.add_column(justify="right", no_wrap=True)
         line.add_column(justify="right", no_wrap=True)
-        done = self.step / self.total_steps if self.total_steps else 1.0
         line.add_row(
             Text.assemble("Epoch ", (self._epoch(), "bold")),
             ProgressBar(total=max(1, self.total_steps), completed=self.step),
-            f"{math.floor(done * 100)}%",
+            f"{100 * self.step // max(1, self.total_steps)}%",
             Text(self._left(), style="cyan"),
         )
         return Group(line, Text("   ".join(self._figures()), style="dim", no_wrap=True, overflow="ellipsis"))
 
     def _epoch(self) -> str:
-        width = len(str(self.epochs))
-        return f"{min(self.epoch + 1, self.epochs):>{width}}/{self.epochs}"
+        return f"{min(self.epoch + 1, self.epochs):>{len(str(self.epochs))}}/{self.epochs}"
 
     def _figures(self) -> list[str]:
         if not self._steps:

@@ -19,15 +19,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adasim.config import Config
 from adasim.data import ImageSet, PairLoader, worker_count
+from adasim.dist.collectives import Part
 from adasim.dist.devices import build_scaler, image_layout, working_precision
-from adasim.dist.layers import Part
 from adasim.dist.processes import ALONE, Distributed
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
 from adasim.models.io import hash_tensors
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
 from adasim.registry import PAIRS
-from adasim.runs.checkpoint import Checkpoint, CheckpointStore, pack_optimizer, unpack_optimizer
+from adasim.runs.checkpoint import Checkpoint, CheckpointStore, load_optimizer, optimizer_tensors
 from adasim.runs.folder import changed_settings, decisive
 from adasim.util.errors import UserError
 
@@ -76,7 +76,7 @@ class TrainState:
                 if epoch not in window or any(name in damaged for _, name in parts):
                     del self.history[epoch]
             self.history = {e: self.history.get(e) or self._write_history(store, e) for e in window}
-        moments, settings = pack_optimizer(self.optimizer)
+        moments = optimizer_tensors(self.optimizer)
         tensors: dict[str, dict[str, Tensor]] = {}
         if store.ranks.is_main:
             watched = {f"{i:04d}": features for i, features in enumerate(self.recent)}
@@ -88,7 +88,6 @@ class TrainState:
             "step_in_epoch": self.step_in_epoch,
             "loss_sum": self.loss_sum,
             "partners_changed": self.partners_changed,
-            "optimizer": settings,
             "scaler": self.scaler.state_dict(),
             "history": [[epoch, parts] for epoch, parts in self.history.items()],
         }
@@ -119,7 +118,7 @@ class TrainState:
                 f"Put the old values back, or start a new run with another --out."
             )
         self.method.load_state_dict(checkpoint.tensors("method"))
-        unpack_optimizer(self.optimizer, checkpoint.tensors("optimizer"), info["optimizer"])
+        load_optimizer(self.optimizer, checkpoint.tensors("optimizer"))
         if info["scaler"]:  # empty where nothing was scaled, as on a CPU: then it starts with torch's default
             self.scaler.load_state_dict(info["scaler"])
         self.step, self.epoch, self.step_in_epoch = info["step"], info["epoch"], info["step_in_epoch"]
@@ -185,7 +184,7 @@ class TrainState:
 
     def digest(self) -> str:
         """SHA-256 over the whole state: two runs with equal digests are at the same point, bit for bit."""
-        moments, _ = pack_optimizer(self.optimizer)
+        moments = optimizer_tensors(self.optimizer)
         groups: dict[str, dict[str, Tensor]] = {"method": self.method.state_dict(), "optimizer": moments}
         if self.memory is not None:
             groups["memory"] = self.memory.state_dict()

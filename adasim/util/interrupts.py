@@ -1,46 +1,49 @@
 """Ctrl-C and other signals that ask to stop: the first is answered at once, a second one leaves at once.
 
-    with Interrupts("Leaving."):    # the first signal raises Stopped in the main thread
+    with Interrupts("Leaving."):      # the first signal raises Stopped in the main thread
+        ...
+    with StopRequests() as stop:      # the first signal sets stop.requested: a run finishes its step and saves
         ...
 
-`train.signals.StopRequests` is the gentle kind, which lets a run finish its step and save.
-
-Python runs signal handlers between two of its instructions, and the next one may be a minute away: behind a large
-matrix product, say. So the answer, and leaving by force, are left to a thread, which the C-level handler wakes
-through a pipe. Only the standard library is used here: this is imported before all that is slow to import.
+Python runs signal handlers between two of its instructions, and the next one may be a minute away, behind a backward
+pass on a CPU. So a thread, which the C-level handler wakes through a pipe, answers, and leaves by force. Only the
+standard library is used here: this is imported before all that is slow to import.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
-from typing import Self
+from functools import wraps
+from types import FrameType
+from typing import ParamSpec, Self, TypeVar
 
+P = ParamSpec("P")
+T = TypeVar("T")
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 _HANDLED = (*STOP, signal.SIGUSR1)  # the last one asks for a save; left alone, it would kill
 # Schedulers and shells may send one SIGTERM or SIGHUP twice; Ctrl-C comes twice from people only.
 _ECHO_S = 1.0
 _GRACE_S = 5.0  # for tidying up after `Stopped`
-_END = b"\0"  # no signal has this number
-_BY_TORCHRUN = " torchrun ends all processes when one has failed: that one's last words, if any, say why."
+_END = 0  # no signal has this number
 
 
 class Stopped(SystemExit):
-    """A signal (or a closed pipe) ended this. Uncaught, it ends the process with 128 + the signal's number."""
+    """A signal (or a closed pipe) ended this. Uncaught, it ends the process with 128 + the signal's number.
 
-    shared = False
-    """Whether every process of a run raises it."""
+    `shared`: every process of a run raises it.
+    """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, shared: bool = False) -> None:
         super().__init__(128 + number)
-        self.number = number
+        self.number, self.shared = number, shared
 
 
 class Interrupts:
@@ -69,8 +72,6 @@ class Interrupts:
         self._say = say or _say_on_stderr
         self._answered = threading.Event()
         self._answered_at: float | None = None
-        self._timer: threading.Timer | None = None
-        self._threads: list[threading.Thread] = []
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -92,34 +93,21 @@ class Interrupts:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self not in _open:
             return
         signal.set_wakeup_fd(self._writer_before)
-        # Closing alone would not end the thread that watches: forked processes have the pipe open, too.
-        os.set_blocking(self._writer, True)
-        os.write(self._writer, _END)
+        # Closing alone would not end the thread: forked processes have the pipe open, too. And a thread that outlived
+        # this might be the last to hold a run's networks, and free them while Python ends: torch aborts then.
+        os.write(self._writer, bytes([_END]))
+        self._watcher.join(1)
         os.close(self._writer)
-        if self._timer is not None:
-            self._timer.cancel()
-        # A thread that outlived this might be the last to hold a run's networks, and free them while Python ends:
-        # torch aborts then.
-        self._watcher.join()
-        for thread in self._threads:
-            thread.join(0.5)
         _open.remove(self)
         for number, handler in self._before.items():  # at last: an outer context's may raise from here on
             if handler is not None:  # None: it was not Python's, and cannot be put back
                 signal.signal(number, handler)  # type: ignore[arg-type]
         if _open:
             _open[-1]._take_over(self)
-
-    def _start(self, thread: threading.Thread) -> None:
-        thread.daemon = True
-        self._threads.append(thread)
-        thread.start()
 
     def _take_over(self, other: Interrupts) -> None:
         self.received = self.received or other.received
@@ -132,45 +120,112 @@ class Interrupts:
             self.save_asked = True
         elif self.received is None:
             self.received = number
-            if not self.gentle:
+            # An error that is on its way out says more than `Stopped` would.
+            if not self.gentle and not isinstance(sys.exception(), Exception):
                 self._answered.wait(0.5)  # or the process might end first
-                # There it would be lost; the process ends when its work or its grace does. An error that is on its
-                # way out says more than this would.
-                if not _forking and not isinstance(sys.exception(), Exception):
-                    self.raised = True
-                    # What was cut short while it was being made may complain at its end.
-                    sys.unraisablehook = _nothing
-                    raise Stopped(number)
+                self.raised = True
+                sys.unraisablehook = lambda _: (
+                    None
+                )  # what was cut short in the making may complain at its end
+                raise Stopped(number)
 
     def _watch(self, reader: int) -> None:
-        """In a thread of its own, at once."""
-        numbers = b""
-        while _END not in numbers:
+        """In a thread of its own, at once: answer the first signal, leave by the second, or when tidying up takes too
+        long."""
+        leaving = None
+        while True:
+            if leaving is not None and not select.select([reader], [], [], _GRACE_S)[0]:
+                os._exit(128 + leaving)
             numbers = os.read(reader, 64)
-            for number in numbers:
-                if number not in STOP:
-                    continue
+            for number in filter(STOP.__contains__, numbers):
                 if self._answered_at is None:
                     self._answered_at = time.monotonic()
-                    # Not here: a terminal that is stuck must not keep the second signal waiting.
-                    self._start(threading.Thread(target=self._tell, args=(number,)))
-                    if not self.gentle:
-                        self._timer = threading.Timer(_GRACE_S, os._exit, [128 + number])
-                        self._start(self._timer)
+                    leaving = None if self.gentle else number
+                    failed = number == signal.SIGTERM and not self.gentle and under_torchrun()
+                    self._say(self.answer + (_BY_TORCHRUN if failed else ""))
+                    self._answered.set()
                 elif number == signal.SIGINT or time.monotonic() - self._answered_at > _ECHO_S:
-                    tidy = threading.Thread(target=_show_cursor, daemon=True)
-                    tidy.start()
-                    tidy.join(0.2)
+                    for stream in list(filter(os.isatty, (1, 2)))[:1]:
+                        os.write(
+                            stream, b"\x1b[?25h\n"
+                        )  # shows the cursor, as a progress bar does at its end
                     os._exit(128 + number)
-        os.close(reader)
-
-    def _tell(self, number: int) -> None:
-        another = number == signal.SIGTERM and not self.gentle and under_torchrun()
-        self._say(f"{self.answer}{_BY_TORCHRUN if another else ''}")
-        self._answered.set()
+            if _END in numbers:
+                return os.close(reader)
 
 
-_open: list[Interrupts] = []  # the innermost last
+class StopRequests(Interrupts):
+    """While the context is open, the first signal is answered and sets `requested`; a second one leaves at once.
+
+    SIGINT, SIGTERM and SIGHUP ask to stop; so does a standard output that nobody reads any more, and the end of the
+    torchrun that started this process. SIGUSR1 asks for a save; under Slurm, which sends it before a job's time is
+    up, for a stop and a requeue.
+
+    Args:
+        say: how to answer; None leaves the answer to another process of the run.
+    """
+
+    gentle = True
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        answer = "Stopping after this step and a save. Ctrl-C again leaves at once, unsaved."
+        super().__init__(answer, say or (lambda text: None))
+
+    @property
+    def requested(self) -> bool:
+        return self.number is not None
+
+    @property
+    def number(self) -> int | None:
+        """The signal that asks to stop, if one has come."""
+        from adasim.util.terminal import is_unread
+
+        if self.received is None and is_unread():
+            self.received = signal.SIGPIPE
+        if self.received is None and under_torchrun() and os.getppid() != self.parent:
+            self.received = signal.SIGHUP
+            self._say("torchrun, which started this run, is gone. Stopping after this step and a save.")
+        if self.received is None and self.save_asked and _slurm_job():
+            return signal.SIGUSR1  # not kept: a run that is complete by then has not been interrupted
+        return self.received
+
+    def take_save(self) -> bool:
+        """Whether a save was asked for since the last call."""
+        if _slurm_job():  # there it asks to stop
+            return False
+        asked, self.save_asked = self.save_asked, False
+        return asked
+
+
+def forgetting_frames(function: Callable[P, T]) -> Callable[P, T]:
+    """A `Stopped` that leaves the function no longer holds its frames.
+
+    Uncaught, it would keep networks and threads alive until Python ends, and torch might abort then.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except Stopped as error:
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def requeue() -> str:
+    """Ask Slurm to start this job again; returns what came of it, in words."""
+    import subprocess
+
+    job = _slurm_job()
+    try:
+        subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=True)
+        return f"Slurm will start job {job} again."
+    except subprocess.CalledProcessError as error:
+        problem = (error.stderr or error.stdout).strip() or "without a word"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    return f"Slurm was asked to requeue job {job} and refused ({problem}): submit it again."
 
 
 def under_torchrun() -> bool:
@@ -186,16 +241,8 @@ def is_first() -> bool:
     return lost or not rank.isdecimal() or int(rank) == 0
 
 
-def _nothing(complaint: object) -> None:
-    pass
-
-
-def _show_cursor() -> None:
-    """What a progress bar would do at its end."""
-    for stream in (1, 2):
-        if os.isatty(stream):
-            os.write(stream, b"\x1b[?25h\n")
-            return
+def _slurm_job() -> str:
+    return os.environ.get("SLURM_JOB_ID", "")
 
 
 def _say_on_stderr(text: str) -> None:
@@ -205,36 +252,16 @@ def _say_on_stderr(text: str) -> None:
         print(f"{chr(10) if sys.stderr.isatty() else ''}adasim: {text}", file=sys.stderr, flush=True)
 
 
-# A forked process (a loader's worker) shares the pipe: a signal to it must not count as one to its parent. It leaves
-# all signals that reach the whole group to its parent, who ends it; SIGTERM ends it as usual.
-
-
-_forking = False
-
-
-def _hold_signals() -> None:
-    global _forking
-    if _open:
-        _forking = True
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-
-
-def _release_signals() -> None:
-    global _forking
-    if _open:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-    _forking = False
-
-
 def _be_a_child() -> None:
-    global _forking
-    _forking = False
+    """A forked process (a loader's worker) shares the pipe: a signal to it must not count as one to its parent. It
+    leaves signals that reach the whole group to its parent, who ends it; SIGTERM ends it as usual."""
     if _open:
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
         _open.clear()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
 
 
-os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_be_a_child)
+_BY_TORCHRUN = " torchrun ends all processes when one has failed: that one's last words, if any, say why."
+_open: list[Interrupts] = []  # the innermost last
+os.register_at_fork(after_in_child=_be_a_child)

@@ -21,8 +21,8 @@ from adasim.config import Config
 from adasim.dist.processes import Distributed
 from adasim.neighbors import ShardedMemory
 from adasim.recipes import RECIPES, get_recipe
+from adasim.train.loop import forward, learn
 from adasim.train.state import build_state
-from adasim.train.step import forward, learn
 
 from .cell import RESULTS, append, stamp
 from .settings import IMAGES_PER_CLASS, build

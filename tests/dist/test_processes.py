@@ -22,7 +22,7 @@ from torch.nn.functional import relu
 
 from adasim.config import Config, ModelConfig
 from adasim.dist import processes
-from adasim.dist.layers import SyncedBatchNorm
+from adasim.dist.collectives import SyncedBatchNorm
 from adasim.dist.processes import ALONE, Distributed, Place, Runner, meet
 from adasim.methods import DinoSettings, Method, NnclrSettings, SimSiamSettings, build_method
 from adasim.util.errors import UserError
@@ -136,7 +136,8 @@ def work(folder: Path, stage: int) -> dict[str, Any]:
     with ranks.raise_on_all():
         found["after"] = True
     ranks.barrier()
-    ranks.close()
+    with ranks:
+        pass
     found["still up"] = dist.is_initialized()  # somebody else started it
     first_port, second_port = ranks.gather((free_port(), free_port()))[0]
     dist.destroy_process_group()

@@ -37,7 +37,7 @@ from adasim.explore.collection import collect
 from adasim.explore.open import Opened, open_features
 from adasim.explore.page import as_json, write_page
 from adasim.options import ExploreOptions
-from adasim.runs.access import check_replaceable
+from adasim.runs.folder import check_replaceable
 from adasim.util.csv import original, read_csv, safe, to_csv
 from adasim.util.errors import UserError
 from adasim.util.files import TEMPORARY

@@ -28,7 +28,7 @@ from adasim.explore.open import Opened, open_features, open_run
 from adasim.explore.support import Support
 from adasim.neighbors import NeighborMemory
 from adasim.options import ExploreOptions
-from adasim.runs.access import check_replaceable
+from adasim.runs.folder import check_replaceable
 from adasim.tools.sheet import plain_look
 from adasim.util.csv import escape_latex, read_csv
 from adasim.util.errors import UserError

@@ -11,8 +11,8 @@ from adasim.config import Config, ModelConfig, OptimConfig
 from adasim.methods import Dino, DinoSettings, EncodedView, build_method
 from adasim.methods.dino import teacher_temperature
 from adasim.recipes import get_recipe
+from adasim.train.loop import set_schedules
 from adasim.train.state import build_optimizer
-from adasim.train.step import set_schedules
 from adasim.util.errors import UserError
 
 SMALL: dict[str, Any] = {"out_dim": 6, "hidden_dim": 16, "bottleneck_dim": 8}

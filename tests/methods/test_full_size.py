@@ -7,8 +7,8 @@ import torch
 
 from adasim.methods import Dino, build_method
 from adasim.recipes import get_recipe
+from adasim.train.loop import clip_per_tensor, set_schedules
 from adasim.train.state import build_optimizer
-from adasim.train.step import clip_per_tensor, set_schedules
 
 pytestmark = pytest.mark.slow
 

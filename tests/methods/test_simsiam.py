@@ -11,8 +11,8 @@ from adasim.methods import EncodedView, Method, Nnclr, SimSiam, SimSiamSettings,
 from adasim.options import NearestSettings
 from adasim.recipes import simsiam_resnet50
 from adasim.registry import PAIRS
+from adasim.train.loop import set_schedules
 from adasim.train.state import build_optimizer
-from adasim.train.step import set_schedules
 from adasim.util.errors import UserError
 
 

@@ -9,9 +9,8 @@ from pretrainings import Small
 
 from adasim.api import pretrain
 from adasim.config import Config
-from adasim.runs import access as module
-from adasim.runs.access import began_here
-from adasim.runs.folder import RunFolder
+from adasim.runs import folder as module
+from adasim.runs.folder import RunFolder, began_here
 from adasim.util.errors import UserError
 from adasim.util.files import TEMPORARY, remove
 

@@ -20,8 +20,8 @@ from helpers import refusal, until
 from pretrainings import Metrics, Runs, Small
 
 import adasim
-from adasim.runs import trackers
-from adasim.runs.trackers import SERVICES, Tracker
+from adasim.runs import metrics as metrics_module
+from adasim.runs.metrics import SERVICES, Tracker
 
 BLOCK = 32768
 
@@ -152,7 +152,7 @@ def test_a_service_that_fails_or_cannot_be_reached_never_stops_a_run(
 
     monkeypatch.setitem(SERVICES, "wandb", Broken)
     monkeypatch.setitem(SERVICES, "mlflow", unreachable)
-    monkeypatch.setattr(trackers, "_is_installed", lambda package: True)
+    monkeypatch.setattr(metrics_module, "find_spec", lambda package: True)
     expected = {
         "wandb": "3 lines of metrics did not reach wandb (still on fire)",
         "mlflow": "no route to host",
@@ -176,8 +176,8 @@ def test_a_service_that_hangs_is_not_waited_for_during_a_run_and_not_long_at_its
         def finish(self, complete: bool) -> None:
             pass
 
-    monkeypatch.setattr(trackers, "WAIT_S", 0.2)
-    monkeypatch.setattr(trackers, "_LINES", 50)
+    monkeypatch.setattr(metrics_module, "WAIT_S", 0.2)
+    monkeypatch.setattr(metrics_module, "_LINES", 50)
     began = time.monotonic()
     tracker = Tracker("wandb", Hanging(), said.append)
     for step in range(100):

@@ -17,8 +17,8 @@ from adasim.data import Batch
 from adasim.models import Backbone, EvalTransform, build_backbone, load_backbone, save_backbone
 from adasim.recipes import for_epochs, from_weights, get_recipe
 from adasim.train.budget import has_batch_norm
+from adasim.train.loop import learn, set_schedules
 from adasim.train.state import TrainState, build_state
-from adasim.train.step import learn, set_schedules
 from adasim.util.errors import UserError
 
 RESNET = ModelConfig(name="resnet_tiny", drop_path=0.0)

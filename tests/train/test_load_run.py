@@ -17,8 +17,8 @@ from adasim.cli.pretrain import finish
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
 from adasim.runs import checkpoint as checkpoint_module
+from adasim.runs.checkpoint import Checkpoint, FileHashes
 from adasim.runs.folder import RunFolder
-from adasim.runs.manifest import Checkpoint, FileHashes
 from adasim.util.errors import UserError
 
 

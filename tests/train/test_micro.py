@@ -19,9 +19,9 @@ from adasim.dist.processes import ALONE, Distributed
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import CheckpointStore
 from adasim.train.budget import Footprint, choose_micro_batches, free_bytes, out_of_memory_in_words
+from adasim.train.loop import forward
 from adasim.train.pretrain import check_micro_batch
 from adasim.train.state import TrainState, build_state
-from adasim.train.step import forward
 from adasim.util.errors import UserError
 
 

@@ -16,8 +16,8 @@ from pretrainings import STEP, Digest, Run, Runs, Small, at
 
 from adasim.api import pretrain
 from adasim.config import Config
-from adasim.runs import access as access_module
-from adasim.runs import manifest
+from adasim.runs import checkpoint as manifest
+from adasim.runs import folder as access_module
 from adasim.runs.folder import RunFolder
 from adasim.train.loop import Training
 from adasim.util.errors import UserError

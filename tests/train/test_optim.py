@@ -11,8 +11,8 @@ from adasim.config import Config, OptimConfig
 from adasim.methods import DinoSettings, build_method
 from adasim.methods.dino import teacher_momentum, teacher_temperature
 from adasim.recipes import get_recipe
+from adasim.train.loop import clip_per_tensor, learn, set_schedules
 from adasim.train.state import build_optimizer, build_state
-from adasim.train.step import clip_per_tensor, learn, set_schedules
 
 
 def dino_config(epochs=20, batch_size=1024, **kwargs):

@@ -21,8 +21,7 @@ from pretrainings import STEP, WRITE, Digest, Ranks, Runs, Small, _arguments, at
 
 from adasim.api import pretrain
 from adasim.train import loop
-from adasim.train.signals import StopRequests
-from adasim.util.interrupts import Interrupts, Stopped
+from adasim.util.interrupts import Interrupts, Stopped, StopRequests
 
 pytestmark = pytest.mark.slow
 
