@@ -157,10 +157,12 @@ class RunFolder:
         if not lock:
             return cls(out, config, facts)
         identity = _read_json(out / "run.json") if (out / "run.json").exists() else {}
-        with write_errors(f"to {out}"):
+        with write_errors(f"to {out}"), ExitStack() as undo:
             handle = FolderLock.take(out)
+            undo.callback(handle.release)
             for folder in (out, *(out / name for name in ("checkpoints", "history", "encoders"))):
                 remove_leftovers(folder)
+            undo.pop_all()
         return cls(out, config, facts, handle, identity)
 
     @classmethod

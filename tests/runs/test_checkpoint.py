@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adasim.dist.processes import Distributed
 from adasim.runs import checkpoint as module
-from adasim.runs import manifest as manifest_module
+from adasim.runs import checkpoint as manifest_module
 from adasim.runs.checkpoint import (
     Checkpoint,
     CheckpointStore,
