@@ -288,7 +288,7 @@ def group(runs: Sequence[RunCurves]) -> tuple[list[Group], list[str]]:
     Two runs of the same settings and the same seed differ by something that we cannot see (a version, a repetition):
     they are kept apart, and named by their folders.
     """
-    from adasim.runs.grouping import group_by_setting  # torch comes with it
+    from adasim.runs.folder import group_by_setting
 
     grouped = group_by_setting([(one.run.config, one.run.data_fingerprint) for one in runs])
     words, unsaid = labels([settings for settings, _ in grouped])
@@ -485,7 +485,7 @@ def _head(figure: Any, groups: Sequence[Group], unsaid: Sequence[str], size: flo
 
 def _title(groups: Sequence[Group], unsaid: int) -> str:
     """What all runs have in common, and of one alone how far it is."""
-    from adasim.runs.grouping import settings_of
+    from adasim.runs.folder import settings_of
 
     runs = [one for group in groups for one in group.runs]
     first, *others = [settings_of(one.run.config) for one in runs]

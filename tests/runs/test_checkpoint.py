@@ -16,8 +16,8 @@ from helpers import flip, forked, names, small_disk, snapshot
 from torch import Tensor
 
 from adasim.dist.processes import Distributed
-from adasim.runs import checkpoint as module
 from adasim.runs import checkpoint as manifest_module
+from adasim.runs import checkpoint as module
 from adasim.runs.checkpoint import (
     Checkpoint,
     CheckpointStore,
