@@ -467,8 +467,8 @@ class FolderLock:
         try:
             by_kernel = _flock(handle)
             before = os.pread(handle, 1000, 0).decode(errors="replace")
-            here = re.match(rf"process ([0-9]+) on {re.escape(socket.gethostname())}\n", before)
-            alive = here is not None and int(here[1]) != os.getpid() and os.path.exists(f"/proc/{here[1]}")
+            here = re.match(rf"process (\d+) on {re.escape(socket.gethostname())}\n\w+ (\d+)\n", before)
+            alive = here is not None and _began(here[1]) == here[2]
             if by_kernel is None or (not by_kernel and alive):
                 raise UserError(
                     f"{folder} is in use by {_holder(before)}. Wait for it, stop it, or choose another --out."
@@ -478,7 +478,8 @@ class FolderLock:
                     f"{folder} may be in use by {_holder(before)}, and its disk has no file locks to tell. "
                     f"If that process is dead, delete {folder / _LOCK}."
                 )
-            mark = f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex(8)}\n"
+            me = os.getpid()
+            mark = f"process {me} on {socket.gethostname()}\n{secrets.token_hex(8)} {_began(me)}\n"
             os.ftruncate(handle, 0)
             os.pwrite(handle, mark.encode(), 0)
             os.fsync(handle)  # on a network disk: else other machines see it only when the file is closed
@@ -508,6 +509,12 @@ def _flock(handle: int) -> bool | None:
         if error.errno in _UNSUPPORTED:
             return False
         raise
+
+
+def _began(pid: object) -> str:
+    """When a process began, in ticks since the machine did: ids are used again, pairs of both are not."""
+    stat = _text(Path(f"/proc/{pid}/stat"))
+    return stat.rpartition(")")[2].split()[19] if stat else ""
 
 
 def _holder(mark: str) -> str:

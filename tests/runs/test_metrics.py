@@ -17,7 +17,7 @@ from torch import Tensor
 from adasim.api import pretrain
 from adasim.data import Batch, open_images
 from adasim.neighbors import NeighborMemory
-from adasim.runs.metrics import TIMES, MetricsLog, Pace, read_metrics
+from adasim.runs.metrics import MetricsLog, Pace, read_metrics
 from adasim.train.report import neighbour_counts
 from adasim.train.state import TrainState
 
@@ -126,16 +126,6 @@ def test_time_goes_on_where_the_lines_before_a_resume_end(monkeypatch: pytest.Mo
     assert later["seconds"] == 9.0
     assert later["epoch_seconds"] == 2.0
     assert Pace.after([]).lap()["seconds"] == 0.0
-
-
-@pytest.mark.slow
-def test_every_line_has_its_time(finished: Path, metrics: Metrics) -> None:
-    lines = metrics(finished)
-    assert {name for line in lines for name in line} >= set(TIMES)
-    seconds = [line["seconds"] for line in lines]
-    assert seconds == sorted(seconds)
-    assert seconds[0] > 0
-    assert all(0 <= line["waiting"] <= 1 for line in lines if "loss" in line)
 
 
 # Neighbours

@@ -50,12 +50,6 @@ def test_a_run_is_replaced_whole_and_the_loss_is_told(old: Path) -> None:
     assert RunFolder.open(old, lock=False).config.epochs == 8
 
 
-def test_an_absent_or_empty_folder_needs_no_overwriting(tmp_path: Path) -> None:
-    assert overwrite(tmp_path / "absent").notes == []
-    (tmp_path / "empty").mkdir()
-    assert overwrite(tmp_path / "empty").notes == []
-
-
 @pytest.mark.parametrize(
     "name",
     [

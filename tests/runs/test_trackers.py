@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from helpers import refusal, until
-from pretrainings import Metrics, Runs, Small
+from pretrainings import Metrics, Small
 
 import adasim
 from adasim.runs import metrics as metrics_module
@@ -186,21 +186,6 @@ def test_a_service_that_hangs_is_not_waited_for_during_a_run_and_not_long_at_its
     release.set()
     assert time.monotonic() - began < 60
     assert "lines of metrics did not reach wandb" in said[-1]
-
-
-def test_only_the_first_rank_logs(
-    runs: Runs, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    places = {"MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
-    ranks = runs.start_ranks(small(epochs=2, save__log="mlflow"), tmp_path / "run", 2, env=places)
-    assert ranks.wait() == [0, 0], ranks.said
-    for name, value in places.items():
-        monkeypatch.setenv(name, value)
-    client = mlflow.MlflowClient()
-    (only,) = client.search_runs([client.get_experiment_by_name("adasim").experiment_id])
-    steps = sorted(point.step for point in client.get_metric_history(only.info.run_id, "loss"))
-    assert steps == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow

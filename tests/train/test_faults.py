@@ -55,24 +55,6 @@ def test_a_signal_saves_within_a_step_and_the_resumed_run_ends_the_same(
     assert digest(tmp_path / "run") == undisturbed_per_image
 
 
-def test_a_signal_at_the_last_step_of_an_epoch_saves_once(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
-) -> None:
-    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 6, "terminate")])
-    assert run.wait() == 143, run.said
-    assert "Stopped after step 6" in run.said
-    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert names == ["step-000000003", "step-000000006"]
-    pretrain(small(), tmp_path / "run", resume=True)
-    assert digest(tmp_path / "run") == undisturbed
-
-
-def test_signals_mean_what_they_did_before_once_a_run_is_over(small: Small, tmp_path: Path) -> None:
-    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    pretrain(small(epochs=1, pairs="standard"), tmp_path / "run")
-    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
-
-
 # Disks and folders
 
 
@@ -174,12 +156,9 @@ def test_a_resume_with_other_data_is_refused_with_the_difference(
     ("field", "value"),
     [
         ("neighbors__window", 2),
-        ("neighbors__k", 2),
         ("method", "simsiam"),
-        ("model__name", "vit_tiny"),
         ("settings__out_dim", 16),
         ("epochs", 2),
-        ("seed", 6),
     ],
 )
 def test_a_resume_with_other_settings_is_refused(
@@ -298,12 +277,11 @@ def test_unreadable_images_are_replaced_counted_and_told_of_as_queries_and_as_pa
         pretrain(config, tmp_path / "strict")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_deleted_during_the_run_is_replaced_and_named(
-    runs: Runs, small: Small, tmp_path: Path, photos: Path, workers: int
+    runs: Runs, small: Small, tmp_path: Path, photos: Path
 ) -> None:
     victim = sorted(photos.rglob("*.png"))[7]
-    config = small(data__source=str(photos), data__workers=workers, views__in_memory=False)
+    config = small(data__source=str(photos), data__workers=2, views__in_memory=False)
     config.data.max_unreadable = 0.05
     tolerant = runs.start(config, tmp_path / "tolerant", hooks=[at(STEP, 3, f"remove {victim}")])
     assert tolerant.wait() == 0, tolerant.said

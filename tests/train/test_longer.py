@@ -130,8 +130,8 @@ def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
     said = in_one_line(capsys.readouterr().out)
     rates = [f"{config.learning_rate(step, 3):.3g}" for config in (long, short)]
     assert (
-        f"This run had 3 epochs and now has 5: from step {step} on, learning rate, weight decay and teacher's "
-        f"momentum follow the schedule of 5 epochs (the learning rate goes on at {rates[0]} instead of {rates[1]})."
+        f"from step {step} on, the schedule of 5 epochs holds for learning rate, weight decay, teacher's momentum "
+        f"(the learning rate goes on at {rates[0]} instead of {rates[1]})."
         in said
     )
     assert "not that of a run which had 5 epochs from its start" in said

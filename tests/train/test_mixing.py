@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import contents, forked, photos_of_patterns, until
+from helpers import contents, forked, until
 from pretrainings import STEP, Digest, Run, Runs, Small, at
 
 from adasim.api import pretrain
@@ -19,7 +19,6 @@ from adasim.config import Config
 from adasim.runs import checkpoint as manifest
 from adasim.runs import folder as access_module
 from adasim.runs.folder import RunFolder
-from adasim.train.loop import Training
 from adasim.util.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -77,24 +76,6 @@ def test_a_run_whose_folder_is_gone_stops_and_does_not_make_it_again(
     assert go_on(first) == 2
     assert "run is gone: this run's folder was deleted or moved" in " ".join(first.said.split())
     assert not (tmp_path / "run").exists()
-
-
-def test_the_list_of_unreadable_images_goes_into_no_other_run(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is written however a run ends, also at the end for which its folder is the reason."""
-    out, save = tmp_path / "run", Training.save
-    photos_of_patterns(tmp_path / "photos", "{i:02d}.png")[7].write_bytes(b"")
-
-    def replaced(self: Training) -> None:
-        out.rename(tmp_path / "elsewhere")
-        RunFolder.create(out, Config(), {}).close()
-        save(self)
-
-    monkeypatch.setattr(Training, "save", replaced)
-    with pytest.raises(UserError, match="holds another run now"):
-        pretrain(small(data__source=str(tmp_path / "photos"), data__max_unreadable=0.1), out)
-    assert not (out / "unreadable.csv").exists()
 
 
 def test_a_lock_file_deleted_under_a_run_is_put_back(
@@ -192,7 +173,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("seed", 6), ("neighbors.tau", 0.5), ("neighbors.window", 2), ("pairs", "nearest"), ("epochs", 2)],
+    [("neighbors.tau", 0.5), ("epochs", 2)],
 )
 def test_an_edited_config_is_refused_with_the_name_of_the_field(copied: Path, field: str, value: Any) -> None:
     """The command line takes the settings of a resumed run from that file."""

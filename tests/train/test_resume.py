@@ -126,10 +126,8 @@ RESNET = {"model__name": "resnet_tiny"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "in memory": {"save__encoder_every": 1},
     "partners drawn in the current epoch": {"neighbors__timing": "current"},
-    "nearest pairs": {"pairs": "nearest"},
     "latent neighbours": {"pairs": "nearest", "pair_settings": NearestSettings(space="latent")},
     "nnclr, resnet": {"method": "nnclr", **RESNET},
-    "standard pairs": {"pairs": "standard"},
     "dino, resnet": RESNET,
     "simsiam, resnet, sgd": {"method": "simsiam", "optim__name": "sgd", **RESNET},
 }

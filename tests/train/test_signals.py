@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -20,8 +18,7 @@ from PIL import Image
 from pretrainings import STEP, WRITE, Digest, Ranks, Runs, Small, _arguments, at, saved_steps
 
 from adasim.api import pretrain
-from adasim.train import loop
-from adasim.util.interrupts import Interrupts, Stopped, StopRequests
+from adasim.util.interrupts import STOP, Interrupts, Stopped, StopRequests, requeue
 
 pytestmark = pytest.mark.slow
 
@@ -47,14 +44,16 @@ def test_the_first_interrupt_is_answered_at_once_and_a_second_one_leaves_at_once
     assert digest(tmp_path / "run") == undisturbed
 
 
-def test_a_sigterm_that_comes_twice_at_once_is_one_request(
+def test_usr1_saves_and_the_run_goes_on_and_a_sigterm_that_comes_twice_at_once_is_one_request(
     runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
 ) -> None:
-    hooks = [at(STEP, 4, "terminate"), at(STEP, 5, "terminate")]
-    run = runs.start(small(), tmp_path / "run", hooks=hooks, command=True)
+    hooks = [at(STEP, 1, "signal USR1"), at(STEP, 4, "terminate"), at(STEP, 5, "terminate")]
+    run = runs.start(small(save__keep=9), tmp_path / "run", hooks=hooks, command=True)
     assert run.wait() == 143, run.said
+    assert run.said.count("SIGUSR1: saving after this step.") == 1
     assert run.said.count(ANSWER) == 1
     assert "Stopped after step 5. Continue with: adasim pretrain --resume" in run.said
+    assert saved_steps(tmp_path / "run") == [2, 3, 5]
     pretrain(small(), tmp_path / "run", resume=True)
     assert digest(tmp_path / "run") == undisturbed
 
@@ -114,17 +113,6 @@ def test_an_output_that_cannot_be_written_does_not_end_a_run(
     assert digest(tmp_path / "run") == undisturbed
 
 
-def test_usr1_saves_and_the_run_goes_on(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
-) -> None:
-    hooks = [at(STEP, 4, "signal USR1")]
-    run = runs.start(small(save__keep=9), tmp_path / "run", hooks=hooks, command=True)
-    assert run.wait() == 0, run.said
-    assert run.said.count("SIGUSR1: saving after this step.") == 1
-    assert saved_steps(tmp_path / "run") == [3, 5, 6, 9, 12]
-    assert digest(tmp_path / "run") == undisturbed
-
-
 @pytest.fixture
 def scontrol(tmp_path: Path) -> tuple[dict[str, str], Path]:
     """The environment of a Slurm job, with a stand-in for its command; and the file where that notes its calls."""
@@ -178,43 +166,13 @@ def test_usr1_in_the_last_step_does_not_make_a_complete_run_a_failed_job(
     assert digest(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_no_rank_ends_before_the_requeue_is_done(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the launcher would kill the first rank, which may still be asking."""
-    done: list[str] = []
-    monkeypatch.setattr(loop, "requeue", lambda: done.append("requeue"))
-    training = MagicMock(spec=loop.Training)
-    training.state, training.config = SimpleNamespace(epoch=1, step=5), SimpleNamespace(epochs=2)
-    training.path, training.report = Path("run"), MagicMock()
-    training.ranks = SimpleNamespace(is_main=rank == 0, barrier=lambda: done.append("barrier"))
-    with pytest.raises(Stopped):
-        loop.Training.end(training, [0, signal.SIGUSR1])
-    assert done == ["requeue", "barrier"][rank:]
-
-
 def test_a_requeue_that_slurm_refuses_is_told(
-    runs: Runs, small: Small, scontrol: tuple[dict[str, str], Path], tmp_path: Path
+    scontrol: tuple[dict[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env, _ = scontrol
     (tmp_path / "bin" / "scontrol").write_text("#!/bin/sh\necho Job is not requeuable >&2\nexit 1\n")
-    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 4, "signal USR1")], env=env, command=True)
-    assert run.wait() == 138, run.said
-    assert "requeue job 77 and refused (Job is not requeuable): submit it again" in run.said
-    assert saved_steps(tmp_path / "run") == [3, 5]
-
-
-def test_a_rank_that_leaves_at_once_does_not_leave_the_others_hanging(
-    runs: Runs, small: Small, tmp_path: Path
-) -> None:
-    ranks = runs.start_ranks(
-        small(epochs=3), tmp_path / "run", 2, hooks=[at(STEP, 4, "be busy") | {"rank": 1}]
-    )
-    until(lambda: "busy" in ranks.said[1])
-    for _ in range(2):
-        os.kill(ranks.runs[1].pid, signal.SIGINT)
-        time.sleep(1)  # only the first rank would say that it has heard
-    assert ranks.wait() == [2, 130], ranks.said
-    assert "lost touch" in ranks.said[0]
+    for name, value in scontrol[0].items():
+        monkeypatch.setenv(name, value)
+    assert "requeue job 77 and refused (Job is not requeuable): submit it again" in requeue()
 
 
 # Before the first step, and without a run
@@ -331,13 +289,14 @@ def test_a_signal_to_a_forked_process_is_none_to_its_parent() -> None:
 
 def test_its_threads_end_with_it_though_a_forked_process_lives_on() -> None:
     """As the loader's do at the end of a run; a thread that went on would free the networks while Python ends."""
-    before = threading.enumerate()
+    before, handlers = threading.enumerate(), [signal.getsignal(number) for number in STOP]
     with StopRequests():
         if (child := os.fork()) == 0:
             time.sleep(60)
             os._exit(0)
     try:
         assert threading.enumerate() == before
+        assert [signal.getsignal(number) for number in STOP] == handlers
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
