@@ -193,24 +193,36 @@ class SyncedBatchNorm(_BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        from torch.distributed.nn.functional import all_reduce  # whose gradient is summed, too
-
         others = [d for d in range(x.ndim) if d != 1]
         shape = [1, -1] + [1] * (x.ndim - 2)
         count = x.new_tensor([x.numel() // x.shape[1]])
-        totals = all_reduce(torch.cat([x.sum(others), count]))
+        totals = _Total.apply(torch.cat([x.sum(others), count]))
         count, mean = totals[-1], totals[:-1] / totals[-1]
         centred = x - mean.view(shape)
-        variance = all_reduce(centred.square().sum(others)) / count  # two passes: no cancellation
+        variance = _Total.apply(centred.square().sum(others)) / count  # two passes: no cancellation
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
                 assert self.num_batches_tracked is not None
                 self.num_batches_tracked += 1
-                assert self.momentum is not None
-                self.running_mean.lerp_(mean, self.momentum)
-                self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+                share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+                self.running_mean.lerp_(mean, share)
+                self.running_var.lerp_(variance * count / (count - 1), share)
         y = centred * (variance + self.eps).rsqrt().view(shape)
         return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
+
+
+class _Total(torch.autograd.Function):
+    """The sum over ranks. Its gradient is one, too: every rank's loss depends on every rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Total.forward(ctx, gradient)
 
 
 class SharedDropPath(nn.Module):

@@ -131,8 +131,7 @@ def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
     rates = [f"{config.learning_rate(step, 3):.3g}" for config in (long, short)]
     assert (
         f"from step {step} on, the schedule of 5 epochs holds for learning rate, weight decay, teacher's momentum "
-        f"(the learning rate goes on at {rates[0]} instead of {rates[1]})."
-        in said
+        f"(the learning rate goes on at {rates[0]} instead of {rates[1]})." in said
     )
     assert "not that of a run which had 5 epochs from its start" in said
     lines = [line for line in metrics(out) if "loss" in line]
