@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from pretrainings import Small
-from torch import nn
 
 from adasim.api import pretrain
 from adasim.config import ModelConfig
@@ -129,16 +128,6 @@ def test_a_network_whose_batch_norms_are_frozen_may_be_cut_into_micro_batches(sm
     assert has_batch_norm(small(model=RESNET))
     assert not has_batch_norm(small(model=frozen))
     assert has_batch_norm(small(method="simsiam", model=frozen))  # in its heads
-
-
-def test_frozen_batch_norms_stay_so_in_training_mode() -> None:
-    encoder = build_backbone(replace(RESNET, freeze_norm=True), 16, 3, student=True)
-    norms = [layer for layer in encoder.modules() if isinstance(layer, nn.BatchNorm2d)]
-    assert norms
-    for _ in range(2):
-        assert encoder.training
-        assert not any(layer.training for layer in norms)
-        encoder.eval().train()
 
 
 def test_weights_bring_their_architecture_size_and_normalisation(weights: Path) -> None:

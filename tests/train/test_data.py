@@ -12,7 +12,6 @@ from pretrainings import Small
 from adasim.api import pretrain
 from adasim.cli.main import main
 from adasim.data import FolderImages
-from adasim.recipes import RECIPES
 from adasim.runs.metrics import UnreadableList
 from adasim.util.errors import UserError
 
@@ -34,17 +33,6 @@ def test_what_was_found_and_left_out_is_said_before_training(
     said = capsys.readouterr().out
     assert said.startswith(f"48 images in 2 classes (class0, class1) from {photos}. Left out: 9 .cr2")
     assert "1 pipe, socket or device" in said.splitlines()[0]
-
-
-@pytest.mark.parametrize(
-    "recipe", [name for name in RECIPES if name != "demo" and not name.startswith("desk")]
-)
-def test_a_recipe_of_the_paper_needs_data(
-    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refusal(["pretrain", recipe, "--out", str(tmp_path / "run")], capsys)
-    assert "Which images? Name them with --data, as in: adasim pretrain" in said
-    assert not (tmp_path / "run").exists()
 
 
 def test_data_with_other_contents_of_the_same_sizes_are_refused(

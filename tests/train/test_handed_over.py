@@ -3,19 +3,18 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from pretrainings import Small, _config
+from pretrainings import Small
 from torch import Tensor
 from torch.utils.data import Dataset
 
 import adasim
 from adasim.cli.main import main
-from adasim.data import as_images, open_images, synthetic
+from adasim.data import open_images, synthetic
 from adasim.util.errors import UserError
 from adasim.util.interrupts import Stopped
 
@@ -135,35 +134,3 @@ def test_labels_of_a_data_set_serve_the_oracle_and_the_online_knn(
     with pytest.raises(UserError, match="python:Tensor has none"):
         adasim.pretrain(config, tmp_path / "other", data=pixels)
     assert not (tmp_path / "other").exists()
-
-
-def work(folder: Path, stage: int) -> str:
-    """On each of two ranks: a run on a data set, with a loader process, which the first rank measures."""
-    config = _config(epochs=2, views__in_memory=False, data__workers=1, eval__every=1)
-    return str(adasim.pretrain(config, folder / "run", data=Pictures(synthetic(48, 16).images)))
-
-
-def test_two_ranks_with_a_loader_process_each_train_on_a_data_set_and_wait_for_the_one_that_measures(
-    small: Small, tmp_path: Path, run_ranks: Callable[..., list[list[str]]], pixels: Tensor
-) -> None:
-    [[out, same]] = run_ranks(__file__, "work", 2)
-    assert out == same
-    assert source(Path(out)) == "python:Pictures"
-    config = small(epochs=2, views__in_memory=False)
-    alone = adasim.load_run(adasim.pretrain(config, tmp_path / "alone", data=Pictures(pixels)))
-    together = adasim.load_run(out)
-    losses = list(together.curve("loss").values())
-    assert losses == pytest.approx(list(alone.curve("loss").values()), rel=1e-3)
-    assert 0 <= together.metrics[-1]["knn_top1"] <= 100
-
-
-def test_a_first_item_that_cannot_be_read_is_one_of_many(pixels: Tensor) -> None:
-    class Torn(Pictures):
-        def __getitem__(self, i: int) -> tuple[Image.Image, int]:
-            if i == 0:
-                raise OSError("image file is truncated")
-            return super().__getitem__(i)
-
-    labels = as_images(Torn(pixels)).labels
-    assert labels is not None
-    assert labels.tolist() == [i % 4 for i in range(len(pixels))]

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import flip, in_one_line, snapshot
+from helpers import flip, snapshot
 from pretrainings import Small, Whole, loaded
 
 import adasim
 from adasim.cli.main import main
-from adasim.cli.pretrain import finish
 from adasim.data import open_images
 from adasim.neighbors import NeighborMemory
 from adasim.runs import checkpoint as checkpoint_module
 from adasim.runs.checkpoint import Checkpoint
-from adasim.runs.folder import RunFolder
 from adasim.util.errors import UserError
 
 
@@ -70,11 +68,6 @@ def test_the_memory_is_whole_though_two_ranks_saved_it(whole: Whole) -> None:
     neighbours, p = two.distribution(list(range(48)), 0.2)
     assert (neighbours[:, 0] >= 0).all()
     torch.testing.assert_close(p.sum(1), torch.ones(48, dtype=torch.float64))
-
-
-def test_a_run_can_be_looked_at_while_another_process_holds_it(out: Path) -> None:
-    with RunFolder.open(out):
-        assert adasim.load_run(out).memory is not None
 
 
 class Going:
@@ -168,12 +161,6 @@ def test_a_run_that_saves_faster_than_it_can_be_read_is_not_called_damaged(
         _ = adasim.load_run(going.path).memory
 
 
-def test_a_checkpoint_that_is_damaged_and_stays_so_is_still_told(going: Going) -> None:
-    flip(going.newest / "memory-00000.safetensors")
-    with pytest.raises(UserError, match=r"No usable checkpoint in .* Restore it from a copy"):
-        _ = adasim.load_run(going.path).memory
-
-
 def test_a_run_without_a_memory_says_so(small: Small, tmp_path: Path) -> None:
     out = adasim.pretrain(small(epochs=1, pairs="standard"), tmp_path / "run")
     with pytest.warns(
@@ -184,13 +171,6 @@ def test_a_run_without_a_memory_says_so(small: Small, tmp_path: Path) -> None:
         path.rename(tmp_path / path.name)
     with pytest.warns(UserWarning, match="no checkpoint yet, and so no neighbour memory"):
         assert adasim.load_run(out).memory is None
-
-
-def test_results_of_evaluations_are_found(out: Path) -> None:
-    main(["eval", "knn", str(out), "--k", "5", "--no-cache"])
-    (result,) = adasim.load_run(out).results
-    assert result.protocol == "knn"
-    assert 0 <= result.value <= 100
 
 
 def test_what_is_no_run_or_lacks_its_images_is_refused_in_a_sentence(small: Small, tmp_path: Path) -> None:
@@ -211,13 +191,3 @@ def test_explore_says_which_lists_are_lost_as_it_says_other_things(
         flip(file)
     main(["explore", str(copied), "--out", str(tmp_path / "page.html")])
     assert "lists" in capsys.readouterr().out
-
-
-def test_a_run_ends_with_the_evaluation_that_its_images_allow(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    finish(copied, curves=False, compare=False)
-    assert f"adasim eval knn {copied}" in in_one_line(capsys.readouterr().out)
-    (copied / "data.json").write_text('{"labels": ""}')
-    finish(copied, curves=False, compare=False)
-    assert f"adasim eval views {copied}" in in_one_line(capsys.readouterr().out)

@@ -26,11 +26,6 @@ def table(base, final, total, warmup=0):
     return ramp + [final + 0.5 * (base - final) * (1 + math.cos(math.pi * i / rest)) for i in range(rest)]
 
 
-def test_a_run_that_is_all_warm_up_has_a_rate_at_its_end():
-    """Where it ends, and where it begins again if it is given more epochs."""
-    assert dino_config(epochs=3, warmup_epochs=3, lr=1e-3).learning_rate(3 * 7, 7) == pytest.approx(4e-3)
-
-
 def test_learning_rate_warms_up_then_follows_a_cosine_every_step():
     config = dino_config(lr=5e-4, min_lr=1e-5, warmup_epochs=10)
     expected = table(5e-4 * 4, 1e-5, total=20 * 7, warmup=10 * 7)
@@ -53,12 +48,6 @@ def test_simsiam_learning_rate_is_a_cosine_of_the_epoch():
         expected = 0.1 * (1 + math.cos(math.pi * epoch / 100)) / 2
         for step in (0, 4, 9):
             assert config.learning_rate(epoch * 10 + step, 10) == pytest.approx(expected)
-
-
-def test_warm_up_of_a_single_step_starts_at_zero():
-    config = dino_config(lr=1.0, warmup_epochs=1)
-    assert config.learning_rate(0, 1) == 0
-    assert config.learning_rate(1, 1) == 4.0
 
 
 def test_weight_decay_follows_a_cosine_without_warm_up():
