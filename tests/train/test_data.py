@@ -95,7 +95,7 @@ def test_verify_data_reads_every_byte_at_the_start_and_on_a_resume(
     content[100_000] = 1  # between the sampled pieces
     long.write_bytes(content)
     os.utime(long, ns=(time, time))
-    main(["pretrain", "--resume", run, "--data.no-verify", "--no-curves"])
+    main(["pretrain", "--resume", run, "--no-verify-data", "--no-curves"])
     assert "class0/04.bmp" in refusal(["pretrain", "--resume", run], capsys)  # a run begun so goes on so
 
 

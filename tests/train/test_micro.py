@@ -158,6 +158,9 @@ class FirstOfTwo(Distributed):
     def gather(self, thing: Any) -> list[Any]:
         return [thing]
 
+    def share(self, thing: Any) -> Any:
+        return thing
+
 
 @pytest.mark.parametrize(("micro_batches", "expected"), [(1, (1, 16)), (2, (4, 4))])
 def test_only_what_was_split_is_split_by_a_resume_with_fewer_ranks(
