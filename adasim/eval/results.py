@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.config import Config
-from adasim.runs.folder import RunFolder, versions
-from adasim.runs.grouping import group_by_setting
+from adasim.runs.folder import RunFolder, group_by_setting, versions
 from adasim.util.csv import escape_latex
 from adasim.util.errors import UserError
 from adasim.util.statistics import mean_and_deviation, paired_gain, with_spread

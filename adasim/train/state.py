@@ -72,7 +72,9 @@ class TrainState:
         if self.memory is not None:
             window = range(max(0, self.epoch - self.memory.window), self.epoch)
             damaged = store.damaged(name for parts in self.history.values() for _, name in parts)
-            whole = {e: parts for e, parts in self.history.items() if not damaged & {name for _, name in parts}}
+            whole = {
+                e: parts for e, parts in self.history.items() if not damaged & {name for _, name in parts}
+            }
             self.history = {e: whole.get(e) or self._write_history(store, e) for e in window}
         moments = optimizer_tensors(self.optimizer)
         tensors: dict[str, dict[str, Tensor]] = {}
