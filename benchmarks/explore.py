@@ -2,11 +2,13 @@
 
     python benchmarks/explore.py                                       # about six minutes on two cores
     python benchmarks/explore.py --images 1000 --epochs 3 --large 1000 # a quick try
+    python benchmarks/explore.py --cifar10 features.npz                # wrong labels in 10,000 images of CIFAR-10
 
 Found: generated images, of which one in fifty is an exact copy, one in fifty a near copy and one in twenty-five has
-a wrong label, after a short pretraining. Wrong labels are ranked by p_win (as the explorer does: mass on the own
-label, equals by SelfClean's ratio), by p_win alone, by the share of agreeing nearest neighbours and by SelfClean's
-distance ratio, the latter two on features of the same encoder.
+a wrong label, after a short pretraining.
+
+Beside ours stand cleanlab and SelfClean where they are installed (the latter pins an old transformers: `pip install
+--no-deps selfclean`, then what its import asks for).
 
 Speed: a folder of PNG files, a run of three epochs on it, then from the finished run to the page, which Chromium
 opens and scrolls through.
@@ -22,6 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from _planted import Planted, planted
 from _report import report
@@ -29,12 +32,14 @@ from PIL import Image
 from torch import Tensor
 
 from adasim.api import pretrain
+from adasim.data import ImageSet
 from adasim.data.synthetic import synthetic
 from adasim.explore.collection import collect
 from adasim.explore.duplicates import Group
+from adasim.explore.labels import LabelFindings, find_wrong_labels
 from adasim.explore.open import Opened, open_run
 from adasim.explore.page import explore, write_page
-from adasim.explore.support import support_of_features
+from adasim.explore.support import nearest_others, support_of_features
 from adasim.options import ExploreOptions
 from adasim.recipes import get_recipe
 
@@ -51,29 +56,129 @@ def found_of_planted(images: int, epochs: int, seed: int, folder: Path) -> list[
     run = pretrain(config, folder / "run", data=data)
     found = explore(open_run(run, ExploreOptions(no_cache=True), print, images=data))
     rows = duplicates_found(found.findings.groups, hidden)
-    mass, ratio, agreement = found.findings.mass, found.findings.ratio, found.findings.agreement
-    assert mass is not None
-    own = mass.own.masked_fill(~mass.known, 2)
-    by_ratio = ratio.nan_to_num(1).argsort(stable=True)
-    rankings = {
-        "p_win, equals by the ratio (the explorer's list)": found.findings.suspects,
-        "p_win alone": own.argsort(stable=True),
-        "agreeing neighbours (k = 10)": agreement.argsort(stable=True),
-        "agreeing neighbours, equals by the ratio": by_ratio[agreement[by_ratio].argsort(stable=True)],
-        "SelfClean's ratio": by_ratio,
-    }
     wrong = torch.zeros(len(data), dtype=torch.bool)
     wrong[[i for i, _ in hidden.wrong_labels]] = True
-    for name, order in rankings.items():
-        first = {f"first {count}": percent(wrong[order[:count]]) for count in (50, 200)}
-        rows.append({"hunt": f"wrong labels: {name}", "planted": int(wrong.sum()), **first})
-    listed = found.findings.suspects
-    rows.append({"hunt": "wrong labels: whole list", "planted": int(wrong.sum()), "listed": len(listed)})
-    rows[-1] |= {
-        "recall": 100 * int(wrong[listed].sum()) / int(wrong.sum()),
-        "precision": percent(wrong[listed]),
-    }
+    features = found_features(run, data)
+    for name, scores in rankings(features, data.labels).items():
+        rows.append({"hunt": f"wrong labels: {name}", "planted": int(wrong.sum()), **quality(scores, wrong)})
+    rows.append({"hunt": "wrong labels: the list as shown", **listed(found.findings.labels, wrong)})
     return rows
+
+
+def found_features(run: Path, data: ImageSet) -> Tensor:
+    return open_run(run, ExploreOptions(no_cache=True), print, images=data).features
+
+
+# ---- wrong labels ----
+
+
+def rankings(features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Scores (N,) of every label by ours and by the packages that are installed, the larger the more suspicious."""
+    classes = int(labels.max()) + 1
+    found = find_wrong_labels(features, nearest_others(features), labels, classes)
+    assert found is not None
+    scores = {"adasim explore": found.score}
+    try:
+        from cleanlab.rank import get_label_quality_scores
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.model_selection import cross_val_predict
+
+        unit = torch.nn.functional.normalize(features, dim=1).numpy()
+        model = LogisticRegression(max_iter=200)
+        p = cross_val_predict(model, unit, labels.numpy(), cv=5, method="predict_proba")
+        for method in ("self_confidence", "normalized_margin"):
+            quality_scores = get_label_quality_scores(labels.numpy(), p, method=method)
+            scores[f"cleanlab, {method.replace('_', ' ')}"] = 1 - torch.from_numpy(quality_scores)
+    except ImportError as error:
+        print(f"Without cleanlab: {error}")
+    try:
+        from selfclean.cleaner.selfclean_cleaner import SelfCleanCleaner
+
+        cleaner = SelfCleanCleaner(memmap=False, log_level="WARNING")
+        cleaner.fit(features.numpy(), labels.numpy())
+        ratios, ids = cleaner.get_label_error_ranking()
+        scores["SelfClean's ratio"] = torch.zeros(len(labels)).index_copy_(
+            0, torch.from_numpy(ids), 1 - torch.from_numpy(ratios).float()
+        )
+    except ImportError as error:
+        print(f"Without SelfClean: {error}")
+    return scores
+
+
+def quality(scores: Tensor, wrong: Tensor) -> dict[str, float]:
+    """Precision among the first 50 and 200, and average precision, in percent."""
+    right = wrong[scores.argsort(descending=True, stable=True)].double()
+    precision = right.cumsum(0) / torch.arange(1, len(right) + 1)
+    average = 100 * float((precision * right).sum() / right.sum())
+    return {"first 50": percent(right[:50]), "first 200": percent(right[:200]), "average precision": average}
+
+
+def listed(found: LabelFindings | None, wrong: Tensor) -> dict[str, float]:
+    """The list down to its threshold, and all suspects."""
+    assert found is not None
+    shown = found.suspects[found.score[found.suspects] >= found.threshold]
+    return {
+        "planted": int(wrong.sum()),
+        "estimate": found.estimate,
+        "listed": len(shown),
+        "recall": 100 * float(wrong[shown].sum() / wrong.sum()),
+        "precision": percent(wrong[shown]),
+        "suspects": len(found.suspects),
+        "recall of suspects": 100 * float(wrong[found.suspects].sum() / wrong.sum()),
+    }
+
+
+EXCHANGED = {"cat": "dog", "dog": "cat", "truck": "automobile", "automobile": "truck"}
+
+
+def spoil(labels: Tensor, classes: list[str], kind: float | str, seed: int) -> Tensor:
+    """Labels of which a share is replaced by any other class; or a tenth of four classes by the class that is
+    confused with it."""
+    generator = torch.Generator().manual_seed(seed)
+    spoiled = labels.clone()
+    if isinstance(kind, float):
+        chosen = torch.randperm(len(labels), generator=generator)[: round(kind * len(labels))]
+        more = torch.randint(1, len(classes), (len(chosen),), generator=generator)
+        spoiled[chosen] = (labels[chosen] + more) % len(classes)
+        return spoiled
+    other = torch.tensor([classes.index(EXCHANGED.get(name, name)) for name in classes])
+    among = (other[labels] != labels).nonzero()[:, 0]
+    chosen = among[torch.randperm(len(among), generator=generator)[: len(among) // 10]]
+    spoiled[chosen] = other[labels[chosen]]
+    return spoiled
+
+
+def wrong_labels(file: Path, images: int, seeds: list[int]) -> list[dict[str, Any]]:
+    """CIFAR-10 with labels made wrong on purpose; means over the seeds."""
+    arrays = np.load(file)
+    classes = [str(name) for name in arrays["classes"]]
+    kinds: dict[str, float | str] = {
+        "2%, any class": 0.02,
+        "10%, any class": 0.1,
+        "cat-dog, truck-automobile": "pairs",
+    }
+    results: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for kind, what in kinds.items():
+        for seed in seeds:
+            chosen = torch.randperm(len(arrays["labels"]), generator=torch.Generator().manual_seed(seed))
+            chosen = chosen[:images]
+            features = torch.from_numpy(arrays["features"])[chosen].float()
+            truth = torch.from_numpy(arrays["labels"])[chosen].long()
+            labels = spoil(truth, classes, what, seed)
+            wrong = labels != truth
+            for name, scores in rankings(features, labels).items():
+                results.setdefault((kind, name), []).append(quality(scores, wrong))
+            found = find_wrong_labels(features, nearest_others(features), labels, len(classes))
+            results.setdefault((kind, "the list as shown"), []).append(listed(found, wrong))
+            print(kind, seed, {n: r[-1] for (k, n), r in results.items() if k == kind}, flush=True)
+    rows: list[dict[str, Any]] = []
+    for (kind, name), each in results.items():
+        rows.append({"noise": kind, "ranked by": name})
+        rows[-1] |= {column: sum(one[column] for one in each) / len(each) for column in each[0]}
+    return rows
+
+
+# ---- duplicates ----
 
 
 def duplicates_found(groups: list[Group], hidden: Planted) -> list[dict[str, Any]]:
@@ -188,7 +293,7 @@ def page_size(images: int, folder: Path) -> list[dict[str, Any]]:
     """A page of larger images, whose thumbnails fill their tiles."""
     data = synthetic(images, size=128)
     features = torch.randn(images, 32, generator=torch.Generator().manual_seed(0))
-    found = explore(Opened(collect([data]), support_of_features(features), features, "random features"))
+    found = explore(Opened(collect([data]), support_of_features(nearest_others(features)), features, ""))
     (page,) = write_page(folder / "small.html", found)
     size = page.stat().st_size / 1e6
     return [
@@ -212,7 +317,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--large", type=int, default=20_000, help="images of the speed test; 0 leaves it out")
+    parser.add_argument(
+        "--cifar10", type=Path, help="features of CIFAR-10's training images, by `adasim embed`"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[11, 12, 13], help="of the wrong labels in CIFAR-10"
+    )
     args = parser.parse_args()
+    if args.cifar10:
+        rows = wrong_labels(args.cifar10, 10_000, args.seeds)
+        report("explore_labels", {"images": 10_000, "seeds": args.seeds}, rows, script="explore")
+        return
     with tempfile.TemporaryDirectory() as folder:
         rows = found_of_planted(args.images, args.epochs, args.seed, Path(folder))
         report("explore", vars(args), rows)

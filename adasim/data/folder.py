@@ -351,19 +351,22 @@ def open_folder(root: str, split: str, listing: Listing | None = None) -> Folder
 
 
 def _classes(files: Listing) -> tuple[Tensor | None, list[str], str]:
-    """Labels (N,), the names of the classes, and a sentence on them; no labels where an image lies in no folder."""
-    if files.counts[0]:
+    """Labels (N,), the names of the classes, and a sentence on them.
+
+    A few images beside the folders have the label -1; where half of all lie there, folders are no classes.
+    """
+    if 2 * files.counts[0] >= len(files):
         return None, [], ""
     holders: list[bytes] = []  # the uppermost folders with images of their own
     inside: list[int] = []  # of each folder, the last of these: what is below one follows it
     for folder, start, stop in files.by_folder():
-        if start < stop and not (holders and folder.startswith(holders[-1])):
+        if folder and start < stop and not (holders and folder.startswith(holders[-1])):
             holders.append(folder)
-        inside.append(len(holders) - 1)
+        inside.append(len(holders) - 1)  # -1: the images beside all folders
     chosen, note = _class_folders([os.fsdecode(holder[:-1]) for holder in holders])
     names = sorted(set(chosen))
     number = {name: c for c, name in enumerate(names)}
-    labels = np.repeat(np.array([number[name] for name in chosen])[inside], files.counts)
+    labels = np.repeat(np.array([*(number[name] for name in chosen), -1])[inside], files.counts)
     return torch.from_numpy(labels), names, note
 
 

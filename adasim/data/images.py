@@ -316,9 +316,10 @@ def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
             raise UserError(
                 f"{path}: {_kind(name, array)}, and there are {len(pixels)} images: one for each."
             )
-    if labels is not None and (labels.size != len(pixels) or not _within(labels, MAX_CLASSES - 1)):
+    if labels is not None and (labels.size != len(pixels) or not _within(labels, MAX_CLASSES - 1, least=-1)):
         raise UserError(
-            f"{path}: {_kind(names[1], labels)}; give one whole number from 0 to {MAX_CLASSES - 1} for each image."
+            f"{path}: {_kind(names[1], labels)}; give one whole number from 0 to {MAX_CLASSES - 1} for each image, "
+            f"or -1 for none."
         )
     if masks is not None and not _within(masks, 255):
         raise UserError(f"{path}: {_kind('masks', masks)}; give class ids from 0 to 255.")
@@ -336,9 +337,9 @@ def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
     return images
 
 
-def _within(array: np.ndarray, most: int) -> bool:
+def _within(array: np.ndarray, most: int, least: int = 0) -> bool:
     whole = np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_
-    return bool(whole and array.size and array.min() >= 0 and array.max() <= most)
+    return bool(whole and array.size and array.min() >= least and array.max() <= most)
 
 
 def _kind(name: str, array: np.ndarray) -> str:

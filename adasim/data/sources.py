@@ -210,7 +210,11 @@ def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
     if images.labels is not None:
         count = len(images.classes)
         names = f" ({', '.join(map(printable, images.classes))})" if count <= 4 else ""
-        text = text.replace("without labels", f"in {count:,} {'class' if count == 1 else 'classes'}{names}")
+        bare = int((images.labels < 0).sum())
+        some = f", {bare:,} of them without a label," if bare else ""
+        text = text.replace(
+            "without labels", f"in {count:,} {'class' if count == 1 else 'classes'}{names}{some}"
+        )
     if images.place:
         text += f" from {printable(images.place)}"
     notes = [f"its split {images.split}" if images.split else "", "" if used is None else images.unused(used)]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adasim.explore.support import Nearest
+
 Kind = Literal["exact", "near", "same scene"]
 KINDS: tuple[Kind, ...] = ("exact", "near", "same scene")
 _EXACT = -1.0  # in place of a difference
@@ -70,16 +72,13 @@ class Group:
     """Whether some are in one split and some in another."""
 
 
-def mutual_neighbours(distances: Tensor, ids: Tensor, mutual: int = MUTUAL) -> Mutual:
+def mutual_neighbours(nearest: Nearest, mutual: int = MUTUAL) -> Mutual:
     """Pairs that are among each other's nearest.
 
     How close is close differs between encoders and between dense and sparse regions. So a distance is measured in
     parts of the distances to both images' K-th neighbours.
-
-    Args:
-        distances: (N, K) to the nearest other images, ascending, inf as padding.
-        ids: (N, K), -1 as padding.
     """
+    distances, ids = nearest.distances, nearest.ids
     count, width = ids.shape
     near = ids[:, : min(mutual, width)]
     listed = near >= 0

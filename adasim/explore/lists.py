@@ -12,7 +12,8 @@ from pathlib import Path
 from adasim.explore.collection import Collection
 from adasim.explore.duplicates import Group
 from adasim.explore.gallery import Row
-from adasim.explore.hunts import Findings, LabelMass
+from adasim.explore.hunts import Findings
+from adasim.explore.labels import LabelFindings
 from adasim.explore.open import Opened
 from adasim.explore.support import Support
 from adasim.util.csv import escape_latex, to_csv
@@ -36,8 +37,8 @@ IMAGE = ("id", "split", "file", "label")
 def tables(collection: Collection, support: Support, findings: Findings) -> dict[str, Table]:
     """The lists by name: duplicates, wrong-labels (where there are labels), surprising, lonely."""
     lists = {"duplicates": _duplicates(collection, findings.groups)}
-    if findings.mass is not None:
-        lists["wrong-labels"] = _wrong_labels(collection, findings, findings.mass)
+    if collection.labels is not None:
+        lists["wrong-labels"] = _wrong_labels(collection, findings.labels)
     lists["surprising"] = _surprising(collection, support, findings)
     lists["lonely"] = _lonely(collection, findings)
     return lists
@@ -68,32 +69,22 @@ def _duplicates(collection: Collection, groups: Sequence[Group]) -> Table:
     return Table((*IMAGE, "score", "group", "kind", "keep", "straddles", "reason"), rows)
 
 
-def _wrong_labels(collection: Collection, findings: Findings, mass: LabelMass) -> Table:
+def _wrong_labels(collection: Collection, found: LabelFindings | None) -> Table:
     rows = []
-    for i in findings.suspects.tolist():
-        own, suggested = collection.class_name(i), collection.classes[int(mass.suggested[i])]
-        reason = f"{mass.other[i]:.0%} of its neighbours' mass is on {suggested}, {mass.own[i]:.0%} on {own}."
-        agreeing, ratio = float(findings.agreement[i]), float(findings.ratio[i])
-        rows.append(
-            (
-                *_image(collection, i),
-                f"{1 - mass.own[i]:.4f}",
-                suggested,
-                *(f"{value:.4f}" for value in (mass.other[i], mass.own[i])),
-                _number(agreeing),
-                _number(ratio),
-                reason,
-            )
+    for i in found.suspects.tolist() if found else ():
+        own, suggested = collection.class_name(i), collection.classes[int(found.suggested[i])]
+        votes, probe = found.votes[i].tolist(), found.probe[i].tolist()
+        reason = (
+            f"Its neighbours vote {votes[1]:.0%} for {suggested} and {votes[0]:.0%} for {own}; a linear probe on the "
+            f"features gives {probe[1]:.0%} and {probe[0]:.0%}."
         )
-    columns = (
-        "score",
-        "suggested",
-        "suggested_mass",
-        "own_mass",
-        "agreeing_neighbours",
-        "distance_ratio",
+        numbers = [f"{value:.4f}" for value in (*votes, *probe)]
+        score = f"{float(found.score[i]):.4f}"
+        rows.append((*_image(collection, i), score, suggested, found.judge(i), *numbers, reason))
+    columns = ("neighbours_own", "neighbours_suggested", "probe_own", "probe_suggested")
+    return Table(
+        (*IMAGE, "score", "suggested", "judge", *columns, "reason"), rows, found.threshold if found else None
     )
-    return Table((*IMAGE, *columns, "reason"), rows)
 
 
 def _surprising(collection: Collection, support: Support, findings: Findings) -> Table:
@@ -112,15 +103,9 @@ def _lonely(collection: Collection, findings: Findings) -> Table:
     rows = []
     for i in findings.lonely.tolist():
         nearest, distance = int(findings.nearest[i]), float(findings.distance[i])
-        reason = (
-            f"In no other image's support; the nearest is image {nearest}, at a distance of {distance:.3f}."
-        )
+        reason = f"No other image has it among its neighbours; the nearest is image {nearest}, {distance:.3f} away."
         rows.append((*_image(collection, i), f"{distance:.4f}", str(nearest), reason))
     return Table((*IMAGE, "score", "nearest", "reason"), rows)
-
-
-def _number(value: float) -> str:
-    return "" if value != value else f"{value:.4f}"
 
 
 # ---- files ----

@@ -16,7 +16,16 @@ from adasim.data import ImageSet, PairLoader, describe, leave_out, open_images
 from adasim.eval.evaluation import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen
 from adasim.explore.collection import Collection, collect, given_features
-from adasim.explore.support import WIDTH, Support, support_of_features, support_of_memory, with_more
+from adasim.explore.support import (
+    NEAREST,
+    WIDTH,
+    Nearest,
+    Support,
+    nearest_others,
+    support_of_features,
+    support_of_memory,
+    with_more,
+)
 from adasim.neighbors import NeighborMemory
 from adasim.options import TAU, ExploreOptions, Options, refuse_unused
 from adasim.registry import is_path
@@ -40,6 +49,8 @@ class Opened:
     remembered: int | None = None
     """How many images, the first ones, could become anybody's neighbour; None: all. A run's memory knows its training
     images alone."""
+    nearest: Nearest | None = None
+    """By these features, if they are known already."""
 
 
 def open_run(
@@ -70,18 +81,20 @@ def open_run(
     collection = _collected(train, test, say)
     extractor = _extractor(str(path), options, say)
     features = _features(extractor, collection)
+    nearest = find_nearest(features)
     if memory is None:
         say(
             f"{path} keeps no neighbours: they are found by {options.passes} augmented passes of its encoder."
         )
         support = augmented_support(extractor, collection.sets, options)
-        return Opened(collection, support, features, f"the encoder of the run {Path(path).resolve().name}")
+        origin = f"the encoder of the run {Path(path).resolve().name}"
+        return Opened(collection, support, features, origin, nearest=nearest)
     tau = options.tau or run.config.neighbors.tau or TAU
     support = support_of_memory(memory, tau)
     if test is not None:
-        support = with_more(support, features, tau)
+        support = with_more(support, nearest, tau)
     origin = origin_in_words(memory, tau, Path(path).resolve().name)
-    return Opened(collection, support, features, origin, remembered=len(train))
+    return Opened(collection, support, features, origin, remembered=len(train), nearest=nearest)
 
 
 def origin_in_words(memory: NeighborMemory, tau: float, name: str) -> str:
@@ -106,8 +119,15 @@ def open_features(file: Path, data: str, options: ExploreOptions, say: Say) -> O
     """Features that somebody else made: one comparison of every image with every other."""
     collection = open_collection(data, size=options.size or 32, say=say)
     features = given_features(file, collection, data, say)
-    support = support_of_features(features, options.k, options.frozen_tau)
-    return Opened(collection, support, features, f"features from {file.name}", windowed=False)
+    nearest = find_nearest(features, options.k)
+    support = support_of_features(nearest, options.k, options.frozen_tau)
+    return Opened(collection, support, features, f"features from {file.name}", False, nearest=nearest)
+
+
+def find_nearest(features: Tensor, at_least: int = 0) -> Nearest:
+    """The nearest others of every image, with a progress bar."""
+    with progress_bar("neighbours", len(features)) as advance:
+        return nearest_others(features, max(NEAREST, at_least), advance)
 
 
 def augmented_support(extractor: Extractor, sets: list[ImageSet], options: ExploreOptions) -> Support:

@@ -22,7 +22,7 @@ from torch.nn.functional import normalize, pad
 
 from adasim.data import ImageSet
 from adasim.explore.collection import Collection
-from adasim.explore.hunts import Findings, LabelMass, hunt
+from adasim.explore.hunts import Findings, hunt
 from adasim.explore.lists import Table, tables
 from adasim.explore.looks import COLUMNS, Looks, look
 from adasim.explore.open import Opened, Say
@@ -71,7 +71,7 @@ def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
         some = next(iter(looks.unreadable.values()))
         say(f"{len(looks.unreadable):,} images cannot be read and have no thumbnail, as {some}.")
     remembered = len(collection) if opened.remembered is None else opened.remembered
-    findings = hunt(collection, opened.support, opened.features, looks, remembered)
+    findings = hunt(opened, looks)
     sets = collection.sets
     source = sets[0].place or sets[0].name
     if sets[0].split and sets[0].place.endswith(sets[0].split):
@@ -161,7 +161,12 @@ def as_json(value: Any) -> str:
 
 def payload(explored: Exploration, page: Path, sheets: list[bytes] | None) -> dict[str, Any]:
     """What the page knows. Numbers that every image has are packed; lists are text, as they are exported."""
-    collection, support, looks = explored.collection, explored.support, explored.looks
+    collection, support, looks, labels = (
+        explored.collection,
+        explored.support,
+        explored.looks,
+        explored.findings.labels,
+    )
     neighbours, p = support.neighbours[:, :PAGE_SUPPORT], support.p[:, :PAGE_SUPPORT]
     bases = [_base(images, page) for images in collection.sets]
     return {
@@ -193,9 +198,11 @@ def payload(explored: Exploration, page: Path, sheets: list[bytes] | None) -> di
         "map": _packed_map(explored.map),
         "own": _packed((support.self_match().nan_to_num(0.0) * 65535).ceil(), "<u2"),  # 0: not at all
         "selfMatch": _histogram(support.self_match()[: len(collection.sets[0])]),
-        "ownLabel": _own_label(explored.findings.mass),
-        "wrong": getattr(explored.findings, "wrong_estimate", None),
-        "confusion": [[a, b, round(mass, 5)] for (a, b), mass in sorted(explored.findings.confusion.items())],
+        "ownLabel": None if labels is None else round(float(labels.votes[labels.known, 0].mean()), 5),
+        "wrong": None if labels is None else labels.estimate,
+        "confusion": [[a, b, round(share, 5)] for (a, b), share in labels.confusion.items()]
+        if labels
+        else [],
         "tables": {
             name: {
                 "columns": table.columns,
@@ -257,13 +264,6 @@ def _histogram(p: Tensor) -> dict[str, Any]:
     places = (known / top * _BINS).long().clamp(max=_BINS - 1)
     mean = float(known.mean()) if len(known) else 0.0
     return {"top": round(top, 2), "mean": mean, "counts": torch.bincount(places, minlength=_BINS).tolist()}
-
-
-def _own_label(mass: LabelMass | None) -> float | None:
-    """The mean mass of neighbours on an image's own label: how far the encoder agrees with the labels at all."""
-    if mass is None or not mass.known.any():
-        return None
-    return round(float(mass.own[mass.known].mean()), 5)
 
 
 def _sizes(looks: Looks) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Everything the explorer says about neighbours and labels is computed from these 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,12 +14,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adasim.neighbors import NeighborMemory
+from adasim.neighbors.quantized import QuantizedRows
 from adasim.neighbors.search import search
 from adasim.neighbors.window import on_grid
 
 WIDTH = 32
 """Neighbours of an image that are kept at most: the window's union may hold w K of them."""
+NEAREST = 30
+"""Nearest images by features that are kept of each: the voters on its label."""
 _CHUNK = 8192
+_QUERIES = 512  # images whose neighbours are looked up at once
 
 
 @dataclass(frozen=True)
@@ -69,39 +74,51 @@ def support_of_memory(
     return _stacked(parts)
 
 
-def support_of_features(features: Tensor, k: int = 10, tau: float = 0.2) -> Support:
-    """p_win with a window of one: every image is compared once with all, and is its own best match.
-
-    Args:
-        features: (N, D); a row that is not finite has no neighbours and is nobody's.
-        k: how many neighbours beside the image itself.
-    """
-    return Support(*_one_view(unit_rows(features), 0, k, tau))
+def support_of_features(nearest: Nearest, k: int = 10, tau: float = 0.2) -> Support:
+    """p_win with a window of one: an image, which is its own best match, and its k nearest others."""
+    return Support(*_one_view(nearest, 0, k, tau))
 
 
-def with_more(support: Support, features: Tensor, tau: float = 0.2) -> Support:
+def with_more(support: Support, nearest: Nearest, tau: float = 0.2) -> Support:
     """Supports of further images, found by one comparison of features, below those that a window gave.
 
     They get as many neighbours as the first images have in the middle, so that neither are more certain by that.
 
     Args:
         support: of the first images, which stay as they are.
-        features: (N, D) of all, the first ones included.
+        nearest: of all images, the first ones included.
     """
-    first = len(support)
     k = max(1, int((support.neighbours >= 0).sum(1).median()) - 1)
-    return _stacked([(support.neighbours, support.p), _one_view(unit_rows(features), first, k, tau)])
+    return _stacked([(support.neighbours, support.p), _one_view(nearest, len(support), k, tau)])
 
 
-def nearest_others(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k nearest other images of each: cosine distances (N, k), inf as padding, and ids (N, k), -1 as padding."""
+@dataclass(frozen=True)
+class Nearest:
+    """The nearest other images of each, the nearest first: cosine distances (N, K) and ids (N, K), inf and -1 as
+    padding."""
+
+    distances: Tensor
+    ids: Tensor
+
+
+def nearest_others(
+    features: Tensor, k: int = NEAREST, advance: Callable[[int], None] = lambda count: None
+) -> Nearest:
+    """Compare every image with every other, once. A row that is not finite has no neighbours and is nobody's."""
     unit = unit_rows(features)
-    similarities, ids = search(unit, unit, min(k + 1, len(unit)))
-    own = _own_place(ids, 0)
-    others = (~own).nonzero()[:, 1].view(len(unit), -1)
-    distances = (1 - similarities.gather(1, others)).clamp(min=0)
-    ids = ids.gather(1, others)
-    return torch.where(ids >= 0, distances, torch.inf), ids
+    finite = torch.isfinite(unit[:, 0])
+    quantized = QuantizedRows(unit) if finite.all() and len(unit) > _CHUNK else None
+    k = min(k, max(0, len(unit) - 1))
+    distances, ids = torch.full((len(unit), k), torch.inf), torch.full((len(unit), k), -1)
+    for block in torch.arange(len(unit)).split(_QUERIES) if k else ():
+        similarities, found = search(unit[block], unit, k + 1, quantized=quantized, row_norm=1.0)
+        own = found == block[:, None]
+        own[:, -1] |= ~own.any(1)  # among more equal images than there are places an image may miss itself
+        found, similarities = (of[~own].view(len(block), k) for of in (found, similarities))
+        distances[block] = torch.where(found >= 0, (1 - similarities).clamp(min=0), torch.inf)
+        ids[block] = found
+        advance(len(block))
+    return Nearest(distances, ids)
 
 
 def unit_rows(features: Tensor) -> Tensor:
@@ -111,28 +128,14 @@ def unit_rows(features: Tensor) -> Tensor:
     return torch.where(valid, on_grid(F.normalize(torch.where(valid, features, 0.0), dim=1)), torch.nan)
 
 
-def _one_view(unit: Tensor, first: int, k: int, tau: float) -> tuple[Tensor, Tensor]:
-    """Neighbours and p_win of the images from `first` on: themselves, before equal ones, and the k nearest others."""
-    similarities, neighbours = search(unit[first:], unit, min(k + 1, len(unit)))
-    own = _own_place(neighbours, first)
-    ids = torch.arange(first, len(unit))[:, None]
-    neighbours = torch.where(own & (neighbours >= 0), ids, neighbours)
-    order = (~own).byte().argsort(dim=1, stable=True)  # an image first, the others as they are
-    neighbours = neighbours.gather(1, order)
-    return neighbours, _softmax(similarities, neighbours, tau)
-
-
-def _own_place(neighbours: Tensor, first: int) -> Tensor:
-    """(N, S): where the images from `first` on stand among their neighbours. Among more equal images than there are
-    places an image may miss itself: then it takes the last one."""
-    own = neighbours == torch.arange(first, first + len(neighbours))[:, None]
-    own[:, -1] |= ~own.any(1)
-    return own
-
-
-def _softmax(similarities: Tensor, neighbours: Tensor, tau: float) -> Tensor:
-    logits = similarities.double().div(tau).masked_fill(neighbours < 0, -torch.inf)
-    return torch.softmax(logits, 1).nan_to_num(0.0)  # NaN: a row without any
+def _one_view(nearest: Nearest, first: int, k: int, tau: float) -> tuple[Tensor, Tensor]:
+    """Neighbours and p_win of the images from `first` on: themselves and the k nearest others."""
+    distances, ids = nearest.distances[first:, :k], nearest.ids[first:, :k]
+    known = (ids >= 0).any(1) if ids.shape[1] else torch.ones(len(ids), dtype=torch.bool)
+    own = torch.where(known, torch.arange(first, first + len(ids)), -1)
+    neighbours = torch.cat([own[:, None], ids], 1)
+    logits = -F.pad(distances.double(), (1, 0)).div(tau).masked_fill(neighbours < 0, torch.inf)
+    return neighbours, torch.softmax(logits, 1).nan_to_num(0.0)  # NaN: a row without any
 
 
 def _at_most(width: int | None, neighbours: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:

@@ -110,6 +110,10 @@ def test_images_beside_folders_have_no_labels(tmp_path: Path) -> None:
     images = open_images(str(fill(tmp_path, **{".": 2, "more": 1})))
     assert describe(images) == f"3 images without labels from {tmp_path}."
     assert images.labels is None
+    stray = open_images(str(fill(tmp_path / "stray", **{".": 1, "a": 2, "b": 1})))
+    assert stray.labels is not None
+    assert stray.labels.tolist() == [-1, 0, 0, 1]  # most lie in folders
+    assert "4 images in 2 classes (a, b), 1 of them without a label," in describe(stray)
 
 
 def test_heic_files_that_cannot_be_read_are_counted_and_the_command_that_reads_them_is_named(

@@ -14,7 +14,7 @@ from adasim.data.synthetic import synthetic
 from adasim.explore.collection import Collection
 from adasim.explore.open import Opened, open_collection
 from adasim.explore.page import Exploration, explore, write_page
-from adasim.explore.support import Support, support_of_features
+from adasim.explore.support import Support, nearest_others, support_of_features
 
 HOSTILE = [
     "<img src=x onerror=window.pwned=1>.png",
@@ -77,7 +77,7 @@ def explored(
 def _explore(
     folder: Path, collection: Collection, features: torch.Tensor, inline: int
 ) -> tuple[Path, Exploration]:
-    support = support_of_features(features, k=6)
+    support = support_of_features(nearest_others(features), k=6)
     # Some images match another one best, as they may in a run.
     swapped = torch.arange(0, len(collection), 5)
     neighbours = support.neighbours.clone()

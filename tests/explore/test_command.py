@@ -124,14 +124,16 @@ def test_a_run_is_explored_with_its_own_memory_and_test_images(
 def test_a_row_of_wrong_labels_tells_its_own_numbers(small: Explored) -> None:
     found, table = small.found, small.found.tables["wrong-labels"]
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    mass = found.findings.mass
-    assert mass is not None
-    assert [int(row["id"]) for row in rows] == found.findings.suspects.tolist()
+    labels = found.findings.labels
+    assert labels is not None
+    assert [int(row["id"]) for row in rows] == labels.suspects.tolist()
     for row in rows:
         i = int(row["id"])
-        assert row["suggested"] == found.collection.classes[int(mass.suggested[i])] != row["label"]
-        told = [float(row[name]) for name in ("own_mass", "suggested_mass", "score")]
-        assert told == pytest.approx([*map(float, (mass.own[i], mass.other[i], 1 - mass.own[i]))], abs=1e-4)
+        assert row["suggested"] == found.collection.classes[int(labels.suggested[i])] != row["label"]
+        told = [float(row[name]) for name in ("score", "neighbours_own", "probe_suggested")]
+        expected = [labels.score[i], labels.votes[i, 0], labels.probe[i, 1]]
+        assert told == pytest.approx([*map(float, expected)], abs=1e-4)
+        assert row["judge"] == labels.judge(i)
     assert rows
 
 

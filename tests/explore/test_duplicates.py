@@ -36,8 +36,9 @@ def pictures(n: int, seed: int = 0) -> Tensor:
 
 
 def test_mutual_neighbours_are_among_each_others_nearest_measured_by_their_surroundings() -> None:
-    distances, ids = nearest_others(features(60), 6)
-    found = mutual_neighbours(distances, ids, mutual=2)
+    nearest = nearest_others(features(60), 6)
+    distances, ids = nearest.distances, nearest.ids
+    found = mutual_neighbours(nearest, mutual=2)
     near = [set(row[:2]) for row in ids.tolist()]
     expected = [(i, j) for i in range(60) for j in range(i + 1, 60) if j in near[i] and i in near[j]]
     assert [tuple(pair) for pair in found.pairs.tolist()] == expected
@@ -59,7 +60,7 @@ def test_the_threshold_scales_with_the_features() -> None:
     x[1] = x[0] + 0.02 * features(1, dim=8, seed=9)[0]
     crowded = x * 0.05 + torch.ones(8)
     for space in (x, crowded):
-        found = mutual_neighbours(*nearest_others(space, 10))
+        found = mutual_neighbours(nearest_others(space, 10))
         assert found.pairs[found.closeness.argmin()].tolist() == [0, 1]
         assert [0, 1] in found.close(4.0).tolist()
         assert len(found.close(4.0)) < 0.1 * len(found.pairs)
@@ -74,8 +75,8 @@ def test_the_same_detail_on_another_picture_is_no_near_copy() -> None:
     encoded = features(201, dim=16)
     encoded[200] = encoded[0] + 0.01
     pairs, differences, near = near_and_scenes(
-        mutual_neighbours(*nearest_others(encoded, 10)),
-        mutual_neighbours(*nearest_others(looks_as_features(small), 10)),
+        mutual_neighbours(nearest_others(encoded, 10)),
+        mutual_neighbours(nearest_others(looks_as_features(small), 10)),
         small,
     )
     place = pairs.tolist().index([0, 200])
@@ -86,10 +87,10 @@ def test_the_same_detail_on_another_picture_is_no_near_copy() -> None:
 def test_four_copies_are_all_each_others_neighbours_and_too_few_images_have_none() -> None:
     x = features(200, dim=8)
     x[1:4] = x[0] + 0.02 * features(3, dim=8, seed=9)
-    found = mutual_neighbours(*nearest_others(x, 10)).pairs.tolist()
+    found = mutual_neighbours(nearest_others(x, 10)).pairs.tolist()
     assert all([i, j] in found for i in range(4) for j in range(i + 1, 4))
     for count in (1, 2):
-        assert len(mutual_neighbours(*nearest_others(features(count), 10)).close(CANDIDATE)) == 0
+        assert len(mutual_neighbours(nearest_others(features(count), 10)).close(CANDIDATE)) == 0
 
 
 def test_detail_tells_copies_from_look_alikes() -> None:
@@ -139,7 +140,7 @@ def test_planted_copies_among_generated_images_are_found_by_their_looks() -> Non
     """With no encoder at all: random features say nothing."""
     hidden = importlib.import_module("benchmarks._planted").planted(600, 3, exact=15, near=15)
     looks = look([hidden.images])
-    drawn = mutual_neighbours(*nearest_others(looks_as_features(looks.small), 10))
+    drawn = mutual_neighbours(nearest_others(looks_as_features(looks.small), 10))
     pairs, differences, near = near_and_scenes(NONE, drawn, looks.small)
     groups = find_groups(looks.hashes, pairs, differences, near, [0] * 600, [1] * 600)
     exact = {tuple(sorted(g.members)) for g in groups if g.kind == "exact"}
@@ -156,8 +157,8 @@ def test_a_mirrored_copy_is_near_if_the_encoder_takes_it_for_the_same() -> None:
     small = torch.cat([small, small[:1].flip(-1)])
     encoded = features(201, dim=16)
     encoded[200] = encoded[0] + 0.01
-    by_features = mutual_neighbours(*nearest_others(encoded, 10))
-    by_looks = mutual_neighbours(*nearest_others(looks_as_features(small), 10))
+    by_features = mutual_neighbours(nearest_others(encoded, 10))
+    by_looks = mutual_neighbours(nearest_others(looks_as_features(small), 10))
     pairs, _, near = near_and_scenes(by_features, by_looks, small)
     assert [0, 200] not in by_looks.close(CANDIDATE).tolist()
     assert pairs[near].tolist() == [[0, 200]]

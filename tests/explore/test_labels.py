@@ -1,108 +1,120 @@
-"""Suspicious labels against brute force."""
+"""Suspicious labels: votes and rates against brute force, the probe against scikit-learn, and planted errors."""
 
 import math
 
+import pytest
 import torch
-from explore.test_support import features, random_support
+from explore.test_support import features
+from torch import Tensor
 
-from adasim.explore.hunts import agreement, confusion, distance_ratio, label_mass, wrong_labels
+from adasim.explore.labels import (
+    AT_LEAST,
+    find_wrong_labels,
+    mislabelling_rates,
+    neighbour_votes,
+    probe_probabilities,
+)
 from adasim.explore.support import nearest_others
 
 
-def some_labels(n: int, classes: int = 4, seed: int = 5) -> torch.Tensor:
-    labels = torch.randint(classes, (n,), generator=torch.Generator().manual_seed(seed))
-    labels[::7] = -1
-    return labels
+def blobs(n: int = 600, classes: int = 4, spread: float = 0.45) -> tuple[Tensor, Tensor]:
+    """Features around one centre a class, and their classes."""
+    labels = torch.arange(n) % classes
+    return 2 * features(classes, 16, seed=8)[labels] + 2 * spread * features(n, 16, seed=9), labels
 
 
-def masses(i: int) -> dict[int, float]:
-    """The mass of image i's neighbours on each label, from the definition."""
-    found: dict[int, float] = {}
-    for j, p in zip(SUPPORT.neighbours[i].tolist(), SUPPORT.p[i].tolist(), strict=True):
-        if j not in (-1, i) and int(LABELS[j]) >= 0:
-            found[int(LABELS[j])] = found.get(int(LABELS[j]), 0.0) + p
-    total = sum(found.values())
-    return {label: mass / total for label, mass in found.items()}
-
-
-SUPPORT = random_support(n=80, width=6, seed=2)
-LABELS = some_labels(80)
-
-
-def test_label_mass_is_p_win_without_the_image_summed_by_label() -> None:
-    mass = label_mass(SUPPORT, LABELS)
-    for i in range(80):
-        expected, own = masses(i), int(LABELS[i])
-        assert bool(mass.known[i]) == (own >= 0 and bool(expected))
-        if not mass.known[i]:
-            assert (float(mass.own[i]), float(mass.other[i]), int(mass.suggested[i])) == (0, 0, -1)
-            continue
-        assert abs(float(mass.own[i]) - expected.pop(own, 0.0)) < 1e-9
-        best = max(expected.values(), default=0.0)
-        assert abs(float(mass.other[i]) - best) < 1e-9
-        likely = [label for label, value in expected.items() if abs(value - best) < 1e-9]
-        assert int(mass.suggested[i]) == (min(likely) if likely else -1)
-
-
-def test_suspects_have_more_mass_elsewhere_and_less_than_half_of_what_is_usual_the_worst_first() -> None:
-    mass = label_mass(SUPPORT, LABELS)
-    ratio = torch.rand(80, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    known = [i for i in range(80) if mass.known[i]]
-    usual = {
-        label: sum(float(mass.own[i]) for i in known if int(LABELS[i]) == label)
-        / sum(int(LABELS[i]) == label for i in known)
-        for label in range(4)
-    }
-    expected = [
-        i for i in known if mass.other[i] > mass.own[i] and float(mass.own[i]) < usual[int(LABELS[i])] / 2
-    ]
-    assert 5 < len(expected) < 75
-    expected.sort(key=lambda i: (round(float(mass.own[i]) * 1e4), float(ratio[i])))
-    assert wrong_labels(mass, LABELS, ratio).tolist() == expected
-
-
-def test_confusion_is_the_mean_mass_of_a_label_on_each_label() -> None:
-    found = confusion(SUPPORT, LABELS)
-    for a in range(4):
-        rows = [masses(i) for i in range(80) if int(LABELS[i]) == a]
-        rows = [row for row in rows if row]
-        for b in range(4):
-            mean = sum(row.get(b, 0.0) for row in rows) / len(rows)
-            assert abs(found.get((a, b), 0.0) - mean) < 1e-9
-    assert confusion(SUPPORT, torch.full((80,), -1)) == {}
-
-
-def test_agreement_is_the_share_of_labelled_nearest_with_the_same_label() -> None:
-    _, ids = nearest_others(features(80), 5)
-    found = agreement(ids, LABELS)
-    for i in range(80):
-        votes = [int(LABELS[j]) == int(LABELS[i]) for j in ids[i].tolist() if int(LABELS[j]) >= 0]
-        if int(LABELS[i]) < 0 or not votes:
-            assert math.isnan(found[i])
-        else:
-            assert abs(float(found[i]) - sum(votes) / len(votes)) < 1e-12
-
-
-def test_the_distance_ratio_is_selfcleans() -> None:
+def test_votes_are_shares_of_the_labelled_neighbours_the_nearer_weighing_more() -> None:
     x = features(80)
-    labels = LABELS.clone()
-    labels[labels == 3] = 2
-    labels[4] = 3  # alone with its label: there is no nearest image of the same one
-    found = distance_ratio(x, labels)
-    unit = x.double() / x.double().norm(dim=1, keepdim=True)
+    labels = torch.randint(4, (80,), generator=torch.Generator().manual_seed(5))
+    labels[::7] = -1
+    nearest = nearest_others(x, 6)
+    votes = neighbour_votes(nearest, labels, 4)
+    reaches = []
     for i in range(80):
-        own = int(labels[i])
-        others = [j for j in range(80) if j != i and int(labels[j]) >= 0]
-        same = [(1 - float(unit[i] @ unit[j])) / 2 for j in others if int(labels[j]) == own]
-        apart = [(1 - float(unit[i] @ unit[j])) / 2 for j in others if int(labels[j]) != own]
-        if own < 0 or not same:
-            assert math.isnan(found[i])
-        else:
-            expected = min(apart) ** 2 / (min(same) ** 2 + min(apart) ** 2)
-            assert abs(float(found[i]) - expected) < 1e-5
+        there = [
+            float(d) for d, j in zip(nearest.distances[i], nearest.ids[i], strict=True) if labels[j] >= 0
+        ]
+        reaches.append(max(there) - min(there) if there else 0.0)
+    scale = sum(reaches) / 80 / 3
+    for i in range(80):
+        expected = [0.0] * 4
+        for d, j in zip(nearest.distances[i].tolist(), nearest.ids[i].tolist(), strict=True):
+            if labels[j] >= 0:
+                expected[int(labels[j])] += math.exp(-d / scale)
+        total = sum(expected)
+        assert torch.allclose(
+            votes[i], torch.tensor([e / total if total else 0.0 for e in expected]), atol=1e-4
+        )
 
 
-def test_copies_under_two_labels_decide_nothing() -> None:
-    x = features(10)
-    x[1:4] = x[0]
-    assert distance_ratio(x, torch.tensor([0, 0, 1, 1, 0, 1, 0, 1, 0, 1]))[:4].tolist() == [0.5] * 4
+def test_the_probe_is_scikit_learns_logistic_regression_out_of_fold() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    x, labels = blobs(spread=1.0)
+    p = probe_probabilities(x, labels, 4)
+    unit = torch.nn.functional.normalize(x, dim=1)
+    unit = unit - unit.mean(0)
+    unit = unit / unit.square().sum(1).mean().sqrt()
+    from adasim.util.seeding import permutation
+
+    fold = permutation(0, "probe", 0, len(x)) % 5
+    for held in range(5):
+        model = linear_model.LogisticRegression(C=1.0, max_iter=500, tol=1e-6)
+        model.fit(unit[fold != held].numpy(), labels[fold != held].numpy())
+        # Its intercept is free and ours has the penalty of a weight: a small difference.
+        assert (
+            abs(p[fold == held] - torch.tensor(model.predict_proba(unit[fold == held].numpy()))).max() < 0.02
+        )
+
+
+def test_rates_are_one_for_all_unless_two_classes_are_exchanged() -> None:
+    truth = torch.arange(3000) % 3
+    p = 0.02 + 0.94 * torch.eye(3)[truth]
+    labels = truth.clone()
+    labels[truth == 0] = torch.where(torch.arange(1000) % 5 == 0, 1, 0)  # a fifth of class 0 is called 1
+    rates, estimate = mislabelling_rates(p, labels)
+    assert torch.allclose(rates.sum(1), torch.ones(3), atol=1e-5)
+    assert rates[0, 1] > 5 * rates[0, 2]
+    assert 0.05 < rates[0, 1] < 0.2  # cautious: below the truth
+    assert abs(estimate - 200) < 20
+    rates, estimate = mislabelling_rates(p, truth)
+    assert estimate == 0
+    assert (rates[~torch.eye(3, dtype=torch.bool)] < 1e-3).all()
+
+
+@pytest.mark.parametrize("kind", ["any", "exchanged"])
+def test_planted_errors_come_first_with_the_true_label_suggested(kind: str) -> None:
+    x, truth = blobs()
+    labels = truth.clone()
+    wrong = torch.arange(0, 600, 20) if kind == "any" else (truth < 2).nonzero()[::10, 0]
+    labels[wrong] = (truth[wrong] + 1) % 4 if kind == "any" else 1 - truth[wrong]
+    labels[5::50] = -1  # neighbours without a vote
+    wrong = wrong[labels[wrong] >= 0]
+    found = find_wrong_labels(x, nearest_others(x), labels, 4)
+    assert found is not None
+    first = found.suspects[: len(wrong)]
+    assert len(set(first.tolist()) & set(wrong.tolist())) >= 0.9 * len(wrong)
+    caught = first[torch.isin(first, wrong)]
+    assert found.suggested[caught].tolist() == truth[caught].tolist()
+    assert found.judge(int(caught[0])) == "both"
+    assert not found.known[5::50].any()
+    assert not torch.isin(found.suspects, torch.arange(5, 600, 50)).any()
+    assert found.score[found.suspects].tolist() == sorted(found.score[found.suspects].tolist(), reverse=True)
+    shown = found.suspects[found.score[found.suspects] >= found.threshold]
+    assert len(shown) >= min(AT_LEAST, len(found.suspects))
+    assert 0.5 * len(wrong) < found.estimate < 1.6 * len(wrong)
+
+
+def test_confusion_is_the_mean_vote_of_a_label_on_each_label() -> None:
+    x, labels = blobs(200, spread=1.0)
+    nearest = nearest_others(x)
+    found = find_wrong_labels(x, nearest, labels, 4)
+    assert found is not None
+    votes = neighbour_votes(nearest, labels, 4)
+    for (a, b), share in found.confusion.items():
+        assert abs(share - float(votes[labels == a, b].mean())) < 1e-5
+
+
+def test_without_two_classes_there_is_nothing_to_judge() -> None:
+    x = features(20)
+    for labels in (torch.zeros(20), torch.full((20,), -1)):
+        assert find_wrong_labels(x, nearest_others(x), labels.long(), 2) is None

@@ -42,7 +42,7 @@ def random_support(n: int = 40, width: int = 5, seed: int = 0) -> Support:
 
 def test_the_support_of_features_is_the_softmax_of_cosines_over_the_nearest() -> None:
     x = features(30)
-    support = support_of_features(x, k=4, tau=0.2)
+    support = support_of_features(nearest_others(x), k=4, tau=0.2)
     unit = x.double() / x.double().norm(dim=1, keepdim=True)
     for i in range(30):
         cosines = [float(unit[i] @ unit[j]) for j in range(30)]
@@ -55,20 +55,21 @@ def test_the_support_of_features_is_the_softmax_of_cosines_over_the_nearest() ->
 def test_an_image_without_features_has_no_neighbours_and_is_nobodys() -> None:
     x = features(12)
     x[5] = torch.nan
-    support = support_of_features(x, k=11, tau=0.2)
+    support = support_of_features(nearest_others(x), k=11, tau=0.2)
     assert (support.neighbours[5] == -1).all()
     assert not (support.neighbours == 5).any()
     assert support.p[5].sum() == 0
     assert math.isnan(support.self_match()[5])
-    distances, ids = nearest_others(x, 3)
-    assert (ids[5] == -1).all()
-    assert torch.isinf(distances[5]).all()
+    found = nearest_others(x, 3)
+    assert (found.ids[5] == -1).all()
+    assert torch.isinf(found.distances[5]).all()
 
 
 def test_the_nearest_others_are_those_of_a_full_sort_even_among_many_copies() -> None:
     x = features(25)
     x[3:10] = x[3]  # seven equal images, more than are asked for
-    distances, ids = nearest_others(x, 4)
+    found = nearest_others(x, 4)
+    distances, ids = found.distances, found.ids
     unit = unit_rows(x).double()
     cosines = unit @ unit.T
     for i in range(25):
@@ -104,10 +105,10 @@ def test_the_support_of_a_memory_is_its_union_whatever_the_run_drew_from() -> No
 
 def test_more_images_leave_the_first_supports_as_they_are_and_get_as_many_neighbours() -> None:
     x = features(30)
-    first = support_of_features(x[:20], k=6)
-    both = with_more(first, x)
+    first = support_of_features(nearest_others(x[:20]), k=6)
+    both = with_more(first, nearest_others(x))
     assert torch.equal(both.neighbours[:20], first.neighbours)
-    assert torch.equal(both.neighbours[20:], support_of_features(x, k=6).neighbours[20:])
+    assert torch.equal(both.neighbours[20:], support_of_features(nearest_others(x), k=6).neighbours[20:])
 
 
 def test_self_match_and_others_split_the_probability() -> None:
@@ -136,7 +137,8 @@ def test_surprising_images_are_those_whose_best_match_is_another_the_clearest_fi
 def test_with_one_view_each_copies_come_after_the_image_itself_and_nobody_is_surprising() -> None:
     x = features(25)
     x[3:10] = x[3]  # seven equal images, more than have a place in a support
-    for support in (support_of_features(x, k=4), with_more(support_of_features(x[:5], k=4), x)):
+    everything, few = nearest_others(x), support_of_features(nearest_others(x[:5]), k=4)
+    for support in (support_of_features(everything, k=4), with_more(few, everything)):
         assert support.neighbours[:, 0].tolist() == list(range(25))
         assert all(len(set(row)) == len(row) for row in support.neighbours.tolist())
         assert len(surprising(support)[0]) == 0
