@@ -70,8 +70,11 @@ def _duplicates(collection: Collection, groups: Sequence[Group]) -> Table:
 
 
 def _wrong_labels(collection: Collection, found: LabelFindings | None) -> Table:
-    rows = []
-    for i in found.suspects.tolist() if found else ():
+    columns = ("neighbours_own", "neighbours_suggested", "probe_own", "probe_suggested")
+    table = Table((*IMAGE, "score", "suggested", "judge", *columns, "reason"), [], found and found.threshold)
+    if found is None:
+        return table
+    for i in found.suspects.tolist():
         own, suggested = collection.class_name(i), collection.classes[int(found.suggested[i])]
         votes, probe = found.votes[i].tolist(), found.probe[i].tolist()
         reason = (
@@ -80,11 +83,8 @@ def _wrong_labels(collection: Collection, found: LabelFindings | None) -> Table:
         )
         numbers = [f"{value:.4f}" for value in (*votes, *probe)]
         score = f"{float(found.score[i]):.4f}"
-        rows.append((*_image(collection, i), score, suggested, found.judge(i), *numbers, reason))
-    columns = ("neighbours_own", "neighbours_suggested", "probe_own", "probe_suggested")
-    return Table(
-        (*IMAGE, "score", "suggested", "judge", *columns, "reason"), rows, found.threshold if found else None
-    )
+        table.rows.append((*_image(collection, i), score, suggested, found.judge(i), *numbers, reason))
+    return table
 
 
 def _surprising(collection: Collection, support: Support, findings: Findings) -> Table:
