@@ -78,28 +78,27 @@ def rankings(features: Tensor, labels: Tensor) -> dict[str, Tensor]:
     found = find_wrong_labels(features, nearest_others(features), labels, classes)
     assert found is not None
     scores = {"adasim explore": found.score}
+    unit = torch.nn.functional.normalize(features, dim=1)
     try:
         from cleanlab.rank import get_label_quality_scores
         from sklearn.linear_model import LogisticRegression
         from sklearn.model_selection import cross_val_predict
 
-        unit = torch.nn.functional.normalize(features, dim=1).numpy()
         model = LogisticRegression(max_iter=200)
-        p = cross_val_predict(model, unit, labels.numpy(), cv=5, method="predict_proba")
+        p = cross_val_predict(model, unit.numpy(), labels.numpy(), cv=5, method="predict_proba")
         for method in ("self_confidence", "normalized_margin"):
             quality_scores = get_label_quality_scores(labels.numpy(), p, method=method)
             scores[f"cleanlab, {method.replace('_', ' ')}"] = 1 - torch.from_numpy(quality_scores)
     except ImportError as error:
         print(f"Without cleanlab: {error}")
     try:
-        from selfclean.cleaner.selfclean_cleaner import SelfCleanCleaner
-
-        cleaner = SelfCleanCleaner(memmap=False, log_level="WARNING")
-        cleaner.fit(features.numpy(), labels.numpy())
-        ratios, ids = cleaner.get_label_error_ranking()
-        scores["SelfClean's ratio"] = torch.zeros(len(labels)).index_copy_(
-            0, torch.from_numpy(ids), 1 - torch.from_numpy(ratios).float()
+        from selfclean.cleaner.label_errors.intra_extra_distance_mixin import (
+            IntraExtraDistanceLabelErrorMixin,
         )
+
+        ratio = IntraExtraDistanceLabelErrorMixin()
+        ratio.labels, ratio.distance_matrix = labels.numpy(), ((1 - unit @ unit.T) / 2).clamp(min=0).numpy()
+        scores["SelfClean's ratio"] = 1 - torch.from_numpy(ratio.labels_calc_scores()).float()
     except ImportError as error:
         print(f"Without SelfClean: {error}")
     return scores

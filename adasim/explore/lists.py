@@ -71,7 +71,9 @@ def _duplicates(collection: Collection, groups: Sequence[Group]) -> Table:
 
 def _wrong_labels(collection: Collection, found: LabelFindings | None) -> Table:
     columns = ("neighbours_own", "neighbours_suggested", "probe_own", "probe_suggested")
-    table = Table((*IMAGE, "score", "suggested", "judge", *columns, "reason"), [], found and found.threshold)
+    table = Table(
+        (*IMAGE, "score", "suggested", "judge", *columns, "reason"), [], found.threshold if found else None
+    )
     if found is None:
         return table
     for i in found.suspects.tolist():
