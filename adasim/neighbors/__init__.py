@@ -2,8 +2,7 @@
 
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairContext, PairPolicy, Standard
-from adasim.neighbors.quantized import QuantizedRows
-from adasim.neighbors.search import merge, search
+from adasim.neighbors.search import QuantizedRows, merge, search
 from adasim.neighbors.sharded import ShardedMemory
 from adasim.neighbors.torch_data import PairDataset, PairSampler
 

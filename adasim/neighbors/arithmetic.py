@@ -7,9 +7,8 @@ product can be, and what is left where nothing quick helps.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,27 +19,23 @@ from adasim.dist.devices import without_autocast
 U = 2.0**-24  # unit roundoff of fp32
 NO_ROW = -0x7F800001 << 32  # the key of a score of -inf: that of no row
 _PAIRS = 2048  # pairs scored at once: few enough to stay in a CPU's cache
-_ROWS = 1 << 14  # rows whose norms are taken at once
 
 
-class _Buffers(threading.local):
-    """A CPU's large temporary tensors by name, each thread's own, kept from one search to the next: fresh memory is
-    handed out page by page, which takes a small search longer than its arithmetic."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def empty(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """As `torch.empty`; what is in it lasts until the same name is asked for again."""
-        count = shape[0] * shape[1]
-        flat = self.kept.get((name, dtype))
-        if flat is None or flat.shape[0] < count:
-            with torch.inference_mode(False):  # else it could be used in that mode alone
-                flat = self.kept[name, dtype] = torch.empty(count, dtype=dtype)
-        return flat[:count].view(shape)
+_buffers = threading.local()
 
 
-buffers = _Buffers()
+def buffer(name: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """As `torch.empty` on a CPU; what is in it lasts until this thread asks for the same name again.
+
+    Fresh memory comes page by page, which takes a small search longer than its arithmetic.
+    """
+    count = shape[0] * shape[1]
+    flat = getattr(_buffers, name, None)
+    if flat is None or len(flat) < count or flat.dtype != dtype:
+        with torch.inference_mode(False):  # else it could be used in that mode alone
+            flat = torch.empty(count, dtype=dtype)
+        setattr(_buffers, name, flat)
+    return flat[:count].view(shape)
 
 
 # ---- the scores that decide, and their order ----
@@ -52,10 +47,10 @@ def scores_of_pairs(q: Tensor, rows: Tensor, queries: Tensor, ids: Tensor) -> Te
     for start in range(0, len(ids), _PAIRS):
         part = slice(start, min(start + _PAIRS, len(ids)))
         shape = (part.stop - start, q.shape[1])
-        z = torch.index_select(rows, 0, ids[part], out=buffers.empty("rows", shape, rows.dtype))
-        factors = buffers.empty("factors", shape, torch.float64)
+        z = torch.index_select(rows, 0, ids[part], out=buffer("rows", shape, rows.dtype))
+        factors = buffer("factors", shape, torch.float64)
         torch.index_select(q64, 0, queries[part], out=factors)
-        scores[part] = buffers.empty("products", shape, torch.float64).copy_(z).mul_(factors).sum(1)
+        scores[part] = buffer("products", shape, torch.float64).copy_(z).mul_(factors).sum(1)
     return _comparable(scores)
 
 
@@ -123,40 +118,46 @@ def error_of_products(dim: int, dtype: torch.dtype) -> float:
     return (2 * dim + 18) * 2 * U if dtype == torch.float16 else (dim + 4) * U
 
 
-def largest_norm(rows: Tensor) -> Tensor:
-    """Norm of the longest finite row, fp64, left on the device."""
-    norms = [torch.linalg.vector_norm(part.double(), dim=1) for part in rows.split(_ROWS)]
-    return torch.cat(norms).nan_to_num_(nan=0.0, posinf=0.0).amax()
+def row_norms(rows: Tensor) -> Tensor:
+    """(N,) fp64, on the rows' device."""
+    return torch.cat([torch.linalg.vector_norm(part.double(), dim=1) for part in rows.split(1 << 14)])
 
 
 # ---- products that are what IEEE 754 says ----
-#
-# The program around may have asked for less: autocast turns a product's factors into bf16 or fp16, and TF32 (which
-# some containers switch on by an environment variable) or oneDNN's bf16 shorten them inside it. A bound for fp32 does
-# not hold for such products.
-
-_lock = threading.Lock()
-_inside = 0  # how many blocks of `ieee_products` are being run, by all threads
-_restore: list[Callable[[], None]] = []
 
 
 @contextmanager
 def ieee_products(device: torch.device) -> Iterator[None]:
-    """fp32 products on `device` are full fp32 in the block, and as the program had set them afterwards."""
-    global _inside
-    with _lock:
-        if _inside == 0:
-            _restore[:] = _forbid_short_factors()
-        _inside += 1
+    """fp32 products on `device` are full fp32 in the block, and as the program had set them afterwards.
+
+    The program around may have asked for less: autocast turns a product's factors into bf16 or fp16, and TF32 (which
+    some containers switch on by an environment variable) or oneDNN's bf16 shorten them inside it. A bound for fp32
+    does not hold for such products. torch 2.9 gave the switches new names and refuses to read the old one where the
+    two disagree, so both are set.
+    """
+    modules: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    switches = [module for module in modules if hasattr(module, "fp32_precision")]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        old = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the two already disagree
+        old = None
+    short = old not in ("highest", None) or any(value not in ("ieee", "none") for value in before)
+    if short:
+        if old is not None:
+            torch.set_float32_matmul_precision("highest")
+        for switch in switches:
+            switch.fp32_precision = "ieee"
     try:
         with without_autocast(device):
             yield
     finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0:
-                for restore in _restore:
-                    restore()
+        if short and old is not None:
+            torch.set_float32_matmul_precision(old)
+        for switch, value in zip(switches, before, strict=True) if short else ():
+            switch.fp32_precision = "none"  # which takes the value of the level above, if that was set
+            if switch.fp32_precision != value:
+                switch.fp32_precision = value
 
 
 def exact_device(device: torch.device | str) -> torch.device:
@@ -167,31 +168,3 @@ def exact_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, TypeError):
         return torch.device("cpu")
     return device
-
-
-def _forbid_short_factors() -> list[Callable[[], None]]:
-    """Switch TF32 (GPUs) and bf16 (oneDNN) off; returns what brings back what was allowed.
-
-    torch 2.9 gave the switches new names and refuses to read the old ones where the two disagree, so both are set.
-    """
-    modules: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    switches = [module for module in modules if hasattr(module, "fp32_precision")]
-    before = [switch.fp32_precision for switch in switches]
-    try:
-        old = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the two already disagree
-        old = None
-    if old in ("highest", None) and all(value in ("ieee", "none") for value in before):
-        return []
-    if old is not None:
-        torch.set_float32_matmul_precision("highest")
-    for switch in switches:
-        switch.fp32_precision = "ieee"
-    restore = [] if old is None else [partial(torch.set_float32_matmul_precision, old)]
-    return [*restore, *(partial(_set, *each) for each in zip(switches, before, strict=True))]
-
-
-def _set(switch: Any, value: str) -> None:
-    switch.fp32_precision = "none"  # which takes the value of the level above, if that was set
-    if switch.fp32_precision != value:
-        switch.fp32_precision = value

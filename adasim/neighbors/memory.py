@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from operator import index
 from typing import Literal, Self, TypeAlias
 
@@ -27,9 +26,8 @@ from torch.nn import functional as F
 
 from adasim.dist.devices import to_device
 from adasim.neighbors.arithmetic import exact_device
-from adasim.neighbors.quantized import QuantizedRows
-from adasim.neighbors.search import search
-from adasim.neighbors.window import CHUNK, Ranker, on_grid, softmax_of_sums
+from adasim.neighbors.search import QuantizedRows, search
+from adasim.neighbors.window import CHUNK, on_grid, p_win, ranked_sums
 from adasim.util.seeding import uniform
 
 Ids: TypeAlias = "Tensor | np.ndarray | Sequence[int]"
@@ -395,7 +393,7 @@ class NeighborMemory:
         self, places: slice | Tensor, tau: float, support: SupportKind | None = None
     ) -> tuple[Tensor, Tensor]:
         neighbours, sums = self._ranked(places, support)
-        return neighbours, softmax_of_sums(neighbours, sums, self.window, tau)
+        return neighbours, p_win(neighbours, sums, self.window, tau)
 
     def _ranked(self, places: slice | Tensor, support: SupportKind | None = None) -> tuple[Tensor, Tensor]:
         """Candidates and their sums over the window of these places; a slice is read without a copy."""
@@ -406,11 +404,7 @@ class NeighborMemory:
             lists[:, slot] = self.current_ids[places]
             similarities[:, slot] = self.current_similarities[places]
         k = self.k if (support or self.support) == "topk" else None
-        return self._ranker.ranked_sums(lists.flatten(1), similarities.flatten(1), k)
-
-    @cached_property
-    def _ranker(self) -> Ranker:
-        return Ranker(self.window, self.k)
+        return ranked_sums(lists.flatten(1), similarities.flatten(1), k)
 
 
 def checked_ids(ids: Ids, num_images: int) -> Tensor:

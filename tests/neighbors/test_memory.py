@@ -15,7 +15,7 @@ from torch import Tensor
 import adasim
 from adasim.neighbors import NeighborMemory
 from adasim.neighbors.memory import Ids
-from adasim.neighbors.window import Ranker, on_grid
+from adasim.neighbors.window import on_grid, ranked_sums
 from adasim.util.seeding import uniform
 
 
@@ -246,9 +246,9 @@ def test_ids_too_large_for_packed_sorting_give_the_same_ranking() -> None:
     torch.manual_seed(7)
     lists = torch.randint(-1, 6, (40, 12), dtype=torch.int32)
     similarities = on_grid(torch.rand(40, 12))
-    small = Ranker(3, 4).ranked_sums(lists, similarities, 4)
+    small = ranked_sums(lists, similarities, 4)
     far = torch.where(lists >= 0, lists + 2**30, -1)
-    large = Ranker(3, 4).ranked_sums(far, similarities, 4)
+    large = ranked_sums(far, similarities, 4)
     assert torch.equal(torch.where(large[0] >= 0, large[0] - 2**30, -1), small[0])
     assert torch.equal(large[1], small[1])
 
@@ -309,8 +309,8 @@ def test_an_fp16_cache_gives_the_same_lists_as_fp32_rows_rounded_to_fp16() -> No
     helpers.assert_same(memory.observe(torch.arange(6), queries), expected)
 
 
+@pytest.mark.usefixtures("_force_int8")
 def test_an_int8_copy_changes_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adasim.neighbors.quantized.int8_is_faster", lambda device, dim: True)
     lists: list[list[Tensor]] = []
     for int8_from in (1 << 40, 0):
         monkeypatch.setattr("adasim.neighbors.memory.INT8_FROM", int8_from)
@@ -356,7 +356,7 @@ def test_windows_of_any_length_are_summed_exactly(window: int, k: int, high: boo
     similarities = on_grid(1 - similarities * 1e-4 if high else 2 * similarities - 1)
     similarities[lists == n] = 1.0
     ids = lists.view(3, window * k).int()
-    neighbours, sums = Ranker(window, k).ranked_sums(ids, similarities.view(3, window * k), None)
+    neighbours, sums = ranked_sums(ids, similarities.view(3, window * k), None)
     for row in range(3):
         expected: dict[int, int] = {}
         for j, x in zip(ids[row].tolist(), similarities.view(3, -1)[row].tolist(), strict=True):
@@ -374,7 +374,7 @@ def test_the_best_are_ranked_by_all_bits_of_their_sums(seed: int, width: int, sp
     units = 2**24 - torch.randint(spread + 1, (4, width), generator=generator)
     ids = torch.stack([torch.randperm(width, generator=generator) for _ in range(4)]).int()
     similarities = units.float() * 2.0**-24
-    neighbours, sums = Ranker(width, 1).ranked_sums(ids, similarities, 3)
+    neighbours, sums = ranked_sums(ids, similarities, 3)
     for row in range(4):
         entries = zip(ids[row].tolist(), units[row].tolist(), strict=True)
         expected = sorted(entries, key=lambda item: (-item[1], item[0]))[:3]
