@@ -17,17 +17,10 @@ from torch import Tensor
 
 from adasim.models.transform import EvalTransform
 from adasim.util.errors import UserError
-from adasim.util.fields import fit
 
 CONFIG_FILE, PROCESSOR_FILE = "config.json", "preprocessor_config.json"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 _LARGEST = 4096  # side in pixels of the images that a description may ask for: positions take memory
-_TRANSFORM_FIELDS: dict[str, Any] = {
-    "input_size": tuple[int, int, int],
-    "mean": tuple[float, float, float],
-    "std": tuple[float, float, float],
-    "crop_pct": float,
-}
 
 _VITS = {  # of transformers: width, blocks, heads, hidden width
     (96, 4, 3, 384): "vit_mini",
@@ -60,85 +53,74 @@ def is_published(folder: Path) -> bool:
 
 
 def read_description(folder: Path) -> Description:
-    """What config.json says, and preprocessor_config.json of transformers."""
-    path, beside = folder / CONFIG_FILE, folder / PROCESSOR_FILE
-    config, processor = _read(path), _read(beside)
-    if "architecture" not in config:
-        return Description(_of_transformers(config), {}, _processed(processor, beside))
-    name, arguments = config["architecture"], config.get("model_args") or {}
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise UserError(f"{path} has a damaged description of its model. Export it again.")
-    # timm's older files have it at the top; transformers' wrapper of timm's models, beside.
-    said = config.get("pretrained_cfg") or processor.get("pretrained_cfg") or config
-    transform = _transform(said, path) if isinstance(said, dict) and "mean" in said else None
-    return Description(name.removeprefix("adasim_").removesuffix("_3x3"), arguments, transform)
+    """What config.json says, and preprocessor_config.json beside it."""
+    config, processor = _read(folder / CONFIG_FILE), _read(folder / PROCESSOR_FILE)
+    try:
+        if "architecture" not in config:
+            return Description(_of_transformers(config), {}, _of_processor(processor))
+        name = config["architecture"].removeprefix("adasim_").removesuffix("_3x3")
+        # timm's older files have it at the top; transformers' wrapper of timm's models, beside.
+        said = config.get("pretrained_cfg") or processor.get("pretrained_cfg") or config
+        transform = _transform(**said) if "mean" in said else None
+        return Description(name, dict(config.get("model_args") or {}), transform)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        path = folder / CONFIG_FILE
+        raise UserError(f"{path} has a damaged description of its model: {error}. Export it again.") from None
 
 
 def _of_transformers(config: dict[str, Any]) -> str:
     """The name of a ViT or ResNet of transformers; its defaults are those of ViT-B and ResNet-50."""
     if config.get("model_type") == "vit" and config.get("hidden_act", "gelu") == "gelu":
-        usual = {
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-        }
-        shape = tuple(config.get(key, value) for key, value in usual.items())
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        shape = tuple(config.get(name, usual) for name, usual in zip(names, (768, 12, 12, 3072), strict=True))
         return _VITS.get(shape, "") if config.get("qkv_bias", True) is True else ""
     if config.get("model_type") == "resnet" and config.get("hidden_act", "relu") == "relu":
-        elsewhere = config.get("downsample_in_first_stage") or config.get("downsample_in_bottleneck")
-        depths = config.get("depths", [3, 4, 6, 3])
-        if isinstance(depths, list) and not elsewhere:
-            return _RESNETS.get((config.get("layer_type", "bottleneck"), *depths), "")
+        if config.get("downsample_in_first_stage") or config.get("downsample_in_bottleneck"):
+            return ""
+        return _RESNETS.get((config.get("layer_type", "bottleneck"), *config.get("depths", [3, 4, 6, 3])), "")
     return ""
 
 
-def _transform(said: dict[str, Any], path: Path) -> EvalTransform:
-    """A `pretrained_cfg` of timm, which may leave away what is usual, and have much more."""
-    interpolation = "bilinear" if said.get("interpolation") == "bilinear" else "bicubic"
-    squash = said.get("crop_mode") == "squash"
-    sides, share = said.get("input_size", [3, 224, 224]), said.get("crop_pct") or 0.875
-    return _checked(path, sides, said["mean"], said.get("std"), interpolation, share, squash)
-
-
-def _processed(said: dict[str, Any], path: Path) -> EvalTransform | None:
-    """An image processor of transformers, under timm's names."""
-    size, crop = (_sides(said.get(key)) for key in ("size", "crop_size"))
+def _of_processor(said: dict[str, Any]) -> EvalTransform | None:
+    """The transform of an image processor of transformers."""
+    size, crop = (
+        value if isinstance(value, dict) else {"height": value} if value else {}  # older files have a number
+        for value in (said.get("size"), said.get("crop_size"))
+    )
     edge = size.get("shortest_edge") or size.get("height")
-    if "image_mean" not in said or not isinstance(edge, int):
+    if "image_mean" not in said or edge is None:
         return None
     side = crop.get("height", edge) if said.get("do_center_crop") else edge
-    share = said.get(
-        "crop_pct"
-    )  # the processor of ConvNeXt, which ResNets have too: `edge` is what is cropped
-    if share is None and isinstance(side, int):
-        share = side / (edge + 0.5)  # timm divides again and truncates
-    interpolation = "bicubic" if said.get("resample") == 3 else "bilinear"
-    squash = "shortest_edge" not in size
-    return _checked(
-        path, [3, side, side], said["image_mean"], said.get("image_std"), interpolation, share, squash
+    return _transform(
+        input_size=[3, side, side],
+        mean=said["image_mean"],
+        std=said["image_std"],
+        interpolation="bicubic" if said.get("resample") == 3 else "bilinear",
+        # The processor of ConvNeXt, which ResNets have too, says it. Else: timm divides again and truncates.
+        crop_pct=said.get("crop_pct") or side / (edge + 0.5),
+        crop_mode="center" if "shortest_edge" in size else "squash",
     )
 
 
-def _sides(value: Any) -> dict[str, Any]:
-    """{"height": 224, ...} or {"shortest_edge": 224}; older files have a number for a square."""
-    return value if isinstance(value, dict) else {} if value is None else {"height": value}
-
-
-def _checked(
-    path: Path, input_size: Any, mean: Any, std: Any, interpolation: str, crop_pct: Any, squash: bool
+def _transform(
+    *,
+    mean: Any,
+    std: Any,
+    input_size: Any = (3, 224, 224),
+    crop_pct: Any = None,
+    interpolation: Any = "bicubic",
+    crop_mode: Any = "center",
+    **others: Any,
 ) -> EvalTransform:
-    """The transform of these values, which somebody wrote into `path`; refused if it is none."""
-    values = {"input_size": input_size, "mean": mean, "std": std, "crop_pct": crop_pct}
-    try:
-        for name, value in values.items():
-            fit(name, value, _TRANSFORM_FIELDS[name])
-    except UserError as error:
-        raise UserError(f"{path} has a damaged description: {error} Export it again.") from None
-    if not (0 < crop_pct <= 1 and min(std) > 0 and 0 < input_size[-1] <= _LARGEST):
-        raise UserError(f"{path} has an impossible normalisation: {values}. Export it again.")
-    mode = {"crop_mode": "squash"} if squash else {}
-    return EvalTransform.from_timm({**values, "interpolation": interpolation, **mode})
+    """Of a `pretrained_cfg` of timm, which may leave away what is usual, and have much more."""
+    mean, std = (tuple(map(float, values)) for values in (mean, std))
+    side, share = input_size[-1], 0.875 if crop_pct is None else crop_pct
+    if not (len(mean) == len(std) == 3 and min(std) > 0 and 0 < share <= 1 and 0 < side <= _LARGEST):
+        raise ValueError(
+            f"{mean=}, {std=}, crop_pct={share} for {side} pixels is an impossible normalisation"
+        )
+    wanted = {"input_size": input_size, "mean": mean, "std": std, "crop_pct": share}
+    return EvalTransform.from_timm({**wanted, "interpolation": interpolation, "crop_mode": crop_mode})
 
 
 def _read(path: Path) -> dict[str, Any]:

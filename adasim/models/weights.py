@@ -108,8 +108,7 @@ def read_weights(source: str) -> Weights:
         return _read_folder(path)
     if not path.is_file():
         raise UserError(f"No backbone at {path}: there is no such file or folder. Check its spelling.")
-    if path.suffix in _PROGRAMS:
-        raise _program(path, _PROGRAMS[path.suffix])
+    _refuse_program(path)
     if is_ours(path):
         return _of_ours(path)
     if path.name in WEIGHTS_FILES and is_published(path.parent):
@@ -165,12 +164,11 @@ def build_from(weights: Weights, source: str, size: int | None = None) -> Backbo
 def _read_folder(folder: Path) -> Weights:
     if (folder / BACKBONE_FILE).is_file():
         return _of_ours(folder / BACKBONE_FILE)
-    for suffix, kind in _PROGRAMS.items():
-        if (folder / f"model{suffix}").is_file():
-            raise _program(folder, kind)
-    if not is_published(folder) and (folder / CONFIG_FILE).is_file():
-        raise UserError(missing(folder / BACKBONE_FILE))
+    for suffix in _PROGRAMS:
+        _refuse_program(folder / f"model{suffix}")
     if not is_published(folder):
+        if (folder / CONFIG_FILE).is_file():  # a run
+            raise UserError(missing(folder / BACKBONE_FILE))
         raise UserError(
             f"{folder} is a folder without {BACKBONE_FILE}, and without a {CONFIG_FILE} of timm's or transformers'. "
             f"Name a run, or a file of weights."
@@ -179,6 +177,14 @@ def _read_folder(folder: Path) -> Weights:
         if (folder / name).is_file():
             return _described(folder / name)
     raise UserError(f"{folder} has no {' and no '.join(WEIGHTS_FILES)}. Put the model's weights there.")
+
+
+def _refuse_program(path: Path) -> None:
+    if path.suffix in _PROGRAMS and path.is_file():
+        raise UserError(
+            f"{path} is a program of {_PROGRAMS[path.suffix]}, whose weights cannot be taken out. Give the run that "
+            f"it was exported from, or export that run --to timm."
+        )
 
 
 def _of_ours(path: Path) -> Weights:
@@ -269,13 +275,6 @@ def _unreachable(name: str, error: Exception) -> UserError:
     )
 
 
-def _program(path: Path, kind: str) -> UserError:
-    return UserError(
-        f"{path} is a program of {kind}, whose weights cannot be taken out. Give the run that it was exported from, "
-        f"or export that run --to timm."
-    )
-
-
 def _tensors(path: Path) -> dict[str, Tensor]:
     """What is in a file of weights, by its own names; nothing in it can run."""
     if path.suffix == ".safetensors":
@@ -293,10 +292,8 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         else:
             reason = str(error) if isinstance(error, OSError) else "it is damaged, or not made by torch.save"
         raise UserError(f"{path} cannot be read as a file of weights ({reason}).") from None
-    for name in _NETWORKS:
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
-            break
+    if isinstance(content, Mapping):
+        content = next((content[n] for n in _NETWORKS if isinstance(content.get(n), Mapping)), content)
     if not isinstance(content, Mapping) or not all(isinstance(one, Tensor) for one in content.values()):
         raise UserError(f"{path} does not hold a model's weights by their names.")
     return dict(content)

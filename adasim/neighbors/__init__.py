@@ -1,10 +1,18 @@
 """The heart of AdaSim: exact search, the neighbour memory and the pair policies. Imports torch and numpy alone."""
 
 from adasim.neighbors.memory import NeighborMemory
-from adasim.neighbors.pairs import AdaSim, Nearest, Oracle, PairContext, PairPolicy, Standard
+from adasim.neighbors.pairs import (
+    AdaSim,
+    Nearest,
+    Oracle,
+    PairContext,
+    PairDataset,
+    PairPolicy,
+    PairSampler,
+    Standard,
+)
 from adasim.neighbors.search import QuantizedRows, merge, search
 from adasim.neighbors.sharded import ShardedMemory
-from adasim.neighbors.torch_data import PairDataset, PairSampler
 
 __all__ = [
     "AdaSim",

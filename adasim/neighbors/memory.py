@@ -14,10 +14,9 @@ the process that holds an image and otherwise does what stands here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -319,8 +318,6 @@ class NeighborMemory:
         if features.shape != (len(ids), self.dim):
             raise ValueError(f"features must be ({len(ids)}, {self.dim}), got {tuple(features.shape)}")
         features = features.detach().to(self.cache.device, torch.float32)
-        if features.device.type == "cpu" and math.isfinite(features.sum()):
-            return ids, on_grid(F.normalize(features, dim=1))  # nobody is to be skipped, as nearly always
         valid = torch.isfinite(features).all(1, keepdim=True)
         queries = F.normalize(torch.where(valid, features, 0.0), dim=1)
         return ids, torch.where(valid, on_grid(queries), torch.nan)
@@ -343,30 +340,23 @@ class NeighborMemory:
         skipped = torch.isnan(queries[:, 0])
         # The lists are kept in main memory: what decides who is written goes there with them, in one transfer.
         ids, skipped, similarities, neighbours = _on_cpu(ids, skipped, similarities, neighbours)
-        batch = self._to_write(ids, skipped)
+        batch = torch.from_numpy(self._to_write(ids.numpy(), skipped.numpy()))
         places = self._places(ids[batch])
         self.current_ids[places] = neighbours[batch].int()
         # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
         self.current_similarities[places] = on_grid(similarities[batch].clamp(-1, 1))
         self._observing = True
-        if isinstance(batch, slice):
-            places = to_device(places, self.cache.device)
-        else:
-            batch, places = to_device(torch.stack([batch, places]), self.cache.device)
+        batch, places = to_device(torch.stack([batch, places]), self.cache.device)
         written = queries[batch].to(self.cache.dtype)
         self.cache[places] = written
         if self._quantized is not None and len(written):
             self._quantized.write(places, written)
 
-    def _to_write(self, ids: Tensor, skipped: Tensor) -> slice | Tensor:
-        """Which of a batch to keep: finite ones of images held here; of one that stands twice, the last."""
-        order = np.argsort(ids.numpy(), kind="stable")
-        ordered = ids.numpy()[order]
-        keep = ~skipped.numpy()[order] & (ordered >= self.rows.start) & (ordered < self.rows.stop)
-        order, ordered = order[keep], ordered[keep]
-        last = np.append(ordered[1:] != ordered[:-1], True)[: len(order)]
-        kept = order[last]
-        return slice(None) if len(kept) == len(ids) else torch.from_numpy(kept)  # nearly always all of it
+    def _to_write(self, ids: Any, skipped: Any) -> Any:
+        """Which places of a batch to keep: finite ones of images held here; of one that stands twice, the last."""
+        order = np.argsort(ids, kind="stable")
+        order = order[~skipped[order] & (ids[order] >= self.rows.start) & (ids[order] < self.rows.stop)]
+        return order[np.append(ids[order][1:] != ids[order][:-1], True)[: len(order)]]
 
     def _refresh_int8(self) -> None:
         """Give a CPU's search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""
