@@ -119,6 +119,7 @@ function takeBack() {
     const at = current.items.findIndex((item) => item.ids[0] === where.ids[0]);
     current.refresh();
     if (route.view === where.view && at >= 0) current.feed.move(at);
+    if ($("look").open) current.show();
   } else render(true);
 }
 
@@ -247,6 +248,7 @@ try { theme(localStorage.getItem("adasim-explore-theme") || ""); } catch { /* as
 $("theme").addEventListener("click", () => {
   const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme || "") + 1) % THEMES.length];
   theme(next);
+  if (route.view === "map") render(true);  // its colours are drawn
   say(next ? `${next} colours` : "colours of the system");
   try { localStorage.setItem("adasim-explore-theme", next); } catch { /* until the page is closed */ }
 });

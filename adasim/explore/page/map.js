@@ -135,7 +135,7 @@ function mapView(params) {
       const still = cx === 0.5 && cy === 0.5 && zoom === 1;
       replaceParams({ view: still ? undefined : [cx.toFixed(4), cy.toFixed(4), zoom.toFixed(3)].join(",") });
       tellRegions();
-    }, 150);
+    }, 250);
   }
   function moveBy(dx, dy) { cx -= dx / scale(); cy -= dy / scale(); later(); settle(); }
   function zoomBy(factor, px = size()[0] / 2, py = size()[1] / 2) {

@@ -7,9 +7,9 @@ function halve(ids, times) {
   const { x, y } = placesOf();
   const [left, top, right, bottom] = boundsOf(ids);
   const values = right - left > bottom - top ? x : y;
-  const sorted = [...ids].sort((a, b) => values[a] - values[b] || a - b);
-  const middle = sorted.length >> 1;
-  return [...halve(sorted.slice(0, middle), times - 1), ...halve(sorted.slice(middle), times - 1)];
+  const middle = Float32Array.from(ids, (i) => values[i]).sort()[ids.length >> 1];
+  const [less, more] = [ids.filter((i) => values[i] < middle), ids.filter((i) => values[i] >= middle)];
+  return less.length ? [...halve(less, times - 1), ...halve(more, times - 1)] : [ids];
 }
 
 function boundsOf(ids) {
