@@ -24,7 +24,7 @@ function judgeMany({ view, items, what, changes, isReviewed, done }) {
     tellOf(`${words}: ${counted(chosen.length, view === "duplicates" ? "group" : "image")}.`);
     done();
   };
-  dialog.replaceChildren(
+  dialog.replaceChildren(...[
     h("h2", { id: "bulk-title" }, `A verdict for ${view === "duplicates" ? counted(items.length, "group") : images(items.length)}`),
     h("p", {}, what),
     h("p", { class: unseen ? "unseen" : "" }, unseen
@@ -33,9 +33,8 @@ function judgeMany({ view, items, what, changes, isReviewed, done }) {
     judged ? h("p", {}, h("label", { for: "again" }, again, ` Also replace the ${counted(judged, "verdict")} that you have given already`)) : null,
     h("div", { class: "verdicts" }, VERDICTS[view === "neighbours" ? "lonely" : view].map(([verdict, words]) =>
       h("button", { type: "button", class: verdict, onclick: () => apply(verdict, words) }, words, verdict === "relabel" && label ? ":" : ""))),
-    label,
     h("form", { method: "dialog" }, h("button", {}, "Cancel")),
-  );
+  ].filter(Boolean));
   if (label) dialog.querySelector(".relabel").after(label);
   dialog.showModal();
 }
