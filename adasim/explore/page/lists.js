@@ -177,7 +177,7 @@ function spaceIn(name) {  // for the pictures of a card: how wide it is, their l
   const style = getComputedStyle(document.documentElement);
   const [tileWidth, gap, beside, wider] = ["--tile", "--gap", "--beside", "--wider"].map((key) => parseFloat(style.getPropertyValue(key)));
   const width = (feed.element.clientWidth + 12) / feed.columns - 46;
-  return name === "duplicates" ? { width, gap, least: 0.85 * tileWidth, most: wider * tileWidth } : { width: width - beside, gap, least: tileWidth };
+  return name === "duplicates" ? { width, gap, least: 0.75 * tileWidth, most: wider * tileWidth } : { width: width - beside, gap, least: tileWidth };
 }
 function room(name) {  // how many pictures fit beside each other
   const { width, gap, least } = spaceIn(name);
