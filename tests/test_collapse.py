@@ -64,20 +64,14 @@ def alike(share: float, dim: int = 32) -> Tensor:
     return mean + share * torch.randn(256, dim) / math.sqrt(dim)
 
 
-def test_a_healthy_run_hears_nothing() -> None:
+def test_a_healthy_run_hears_nothing_even_if_features_are_all_alike_at_its_start() -> None:
     watch = CollapseWatch(out_dim=512)
-    watch.update(alike(0.3))
+    assert [watch.update(alike(share)) for share in (0.01, 0.01, 0.03, 0.06, 0.3)] == [[]] * 5
     for share in (0.69, 0.9, 0.98, 0.9935, 0.994, 0.9, 0.6, 0.3, 0.1):
         assert watch.update(healthy(), share * math.log(512)) == []
     assert watch.readings["feature_spread"] == pytest.approx(1.0, abs=0.05)
     assert watch.readings["teacher_entropy_share"] == pytest.approx(0.1)
     assert 20 < watch.readings["rankme"] <= 32
-
-
-def test_a_start_with_features_all_alike_may_recover_unheard() -> None:
-    watch = CollapseWatch()
-    watch.update(alike(0.01))
-    assert [watch.update(alike(share)) for share in (0.01, 0.03, 0.06, 0.2, 0.5)] == [[]] * 5
 
 
 def test_features_that_never_come_apart_are_reported_after_five_readings() -> None:
@@ -139,13 +133,9 @@ def test_a_teacher_that_says_nothing_is_reported_when_it_persists(
     assert words in said[2][0]
     assert option in said[2][0]
     assert watch.update(healthy(), 0.5 * math.log(512)) == []  # it clears
+    for bad in (share, share, 0.5):  # two bad readings are a passing thing
+        assert watch.update(healthy(), bad * math.log(512)) == []
     assert [len(watch.update(healthy(), share * math.log(512))) for _ in range(3)] == [0, 0, 1]
-
-
-def test_two_bad_readings_of_the_entropy_are_a_passing_thing() -> None:
-    watch = CollapseWatch(out_dim=65536)
-    for share in (1.0, 1.0, 0.9, 1.0, 1.0, 0.9):
-        assert watch.update(healthy(), share * math.log(65536)) == []
 
 
 def test_what_cannot_be_judged_is_not_judged() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
@@ -12,7 +12,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 from torch import Tensor
 
-from adasim.data import ImageSet, as_images, describe, worker_count
+from adasim.config import ViewsConfig
+from adasim.data import ImageSet, PairLoader, as_images, describe, worker_count
 from adasim.dist.devices import pick_device
 from adasim.dist.processes import ALONE, Distributed
 from adasim.eval.encoder import Encoder, open_encoder
@@ -194,6 +195,30 @@ class Extractor:
         train_labels = require_labels(split.train)[train.ids]
         test_labels = match_test_labels(split, require_labels(split.test)[test.ids], train_labels)
         return SplitFeatures(train, test, train_labels, test_labels)
+
+    def view_loader(
+        self, images: ImageSet, batch_size: int, ranks: Distributed = ALONE, **views: Any
+    ) -> PairLoader:
+        """Makes augmented views of images for the encoder, by default without blur or solarisation.
+
+        Args:
+            ranks: the processes that share every batch.
+            views: fields of `ViewsConfig`.
+        """
+        transform = self.encoder.transform
+        plain = ViewsConfig(
+            size=transform.size, mean=transform.mean, std=transform.std, blur=0.0, solarize=0.0
+        )
+        return PairLoader(
+            images,
+            replace(plain, reduced_jpeg=False, **views),
+            batch_size=batch_size,
+            seed=self.seed,
+            workers=self.workers,
+            device=self.device,
+            rank=ranks.rank,
+            world=ranks.world,
+        )
 
     def result(
         self,

@@ -21,8 +21,7 @@ from rich.table import Column, Table
 from timm.models import VisionTransformer
 from torch import Tensor
 
-from adasim.config import ViewsConfig
-from adasim.data import ImageSet, PairLoader, Subset
+from adasim.data import ImageSet, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report, pick_quick
 from adasim.eval.features import (
     FeatureKind,
@@ -34,7 +33,6 @@ from adasim.eval.features import (
     frozen,
 )
 from adasim.eval.splits import hold_out
-from adasim.models import EvalTransform
 from adasim.options import SWEEP, LinearOptions
 from adasim.registry import EVALUATIONS, METHODS
 from adasim.util import seeding
@@ -298,7 +296,7 @@ class Linear(LinearOptions, Evaluation):
             inputs: Any = train[rows]
             if not quick:
                 images, kind = Subset(split.train, features.train.ids[rows]), published.features
-                inputs = augmented_batches(extractor, images, labels[rows], transform, self.flip, kind, batch)
+                inputs = augmented_batches(extractor, images, labels[rows], self.flip, kind, batch)
                 test = test.to(extractor.device)
             return linear_probe(
                 inputs,
@@ -402,7 +400,6 @@ def augmented_batches(
     extractor: Extractor,
     images: ImageSet,
     labels: Tensor,
-    transform: EvalTransform,
     flip: float,
     kind: FeatureKind,
     batch_size: int,
@@ -414,28 +411,8 @@ def augmented_batches(
     them get the whole: every one then takes the step that one process alone would take.
     """
     backbone, ranks = extractor.encoder.backbone, extractor.ranks
-    views = ViewsConfig(
-        interpolation="bilinear",
-        size=transform.size,
-        scale=(0.08, 1.0),
-        flip=flip,
-        color=0.0,
-        blur=0.0,
-        solarize=0.0,
-        reduced_jpeg=False,
-        mean=transform.mean,
-        std=transform.std,
-    )
-    loader = PairLoader(
-        images,
-        views,
-        batch_size=batch_size,
-        seed=extractor.seed,
-        workers=extractor.workers,
-        device=extractor.device,
-        rank=ranks.rank,
-        world=ranks.world,
-    )
+    views: dict[str, Any] = {"interpolation": "bilinear", "scale": (0.08, 1.0), "flip": flip, "color": 0.0}
+    loader = extractor.view_loader(images, batch_size, ranks, **views)
     ends = [rank * batch_size // ranks.world for rank in range(ranks.world + 1)]
     counts = [end - start for start, end in pairwise(ends)]
 

@@ -11,8 +11,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from adasim.config import ViewsConfig
-from adasim.data import ImageSet, PairLoader, Subset
+from adasim.data import ImageSet, Subset
 from adasim.eval.evaluation import Evaluation, Extractor, Report
 from adasim.eval.features import check_features, encode, frozen
 from adasim.neighbors import search
@@ -95,25 +94,9 @@ def view_features(extractor: Extractor, images: ImageSet) -> tuple[Tensor, Tenso
 
     The views are the same for every encoder, so that figures compare: crop, flip and colour; no blur.
     """
-    backbone, transform = extractor.encoder.backbone, extractor.encoder.transform
-    settings = ViewsConfig(
-        size=transform.size,
-        scale=(0.4, 1.0),
-        blur=0.0,
-        solarize=0.0,
-        reduced_jpeg=False,
-        interpolation=transform.interpolation,
-        mean=transform.mean,
-        std=transform.std,
-    )
-    loader = PairLoader(
-        images,
-        settings,
-        batch_size=min(_BATCH, len(images)),
-        seed=extractor.seed,
-        workers=extractor.workers,
-        device=extractor.device,
-    )
+    backbone, interpolation = extractor.encoder.backbone, extractor.encoder.transform.interpolation
+    size = min(_BATCH, len(images))
+    loader = extractor.view_loader(images, size, scale=(0.4, 1.0), interpolation=interpolation)
     features, ids = [], []
     with closing(loader), frozen(backbone), progress_bar(f"{images.name}: views", len(images)) as advance:
         for batch in loader.views(0, torch.arange(len(images)).split(_BATCH)):

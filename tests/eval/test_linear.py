@@ -217,7 +217,7 @@ def test_augmented_batches_are_crops_of_8_to_100_percent_and_flips_with_their_ow
     images, ids = synthetic(40, 16), torch.arange(40)
     pixels = Backbone(Pixels(), {"dim": 768})
     extractor = Extractor(Encoder("pixels", pixels, SMALL, ""), workers=0, cached=False, seed=3)
-    make = augmented_batches(extractor, images, ids, SMALL, flip, "pooled", batch_size=16)
+    make = augmented_batches(extractor, images, ids, flip, "pooled", batch_size=16)
     plain: dict[str, Any] = {"color": 0.0, "blur": 0.0, "solarize": 0.0, "mean": SMALL.mean, "std": SMALL.std}
     settings = ViewsConfig(size=16, scale=(0.08, 1.0), interpolation="bilinear", flip=flip, **plain)
     views, mirrored = BatchedViews(settings), BatchedViews(replace(settings, flip=1.0))

@@ -47,11 +47,7 @@ def run_with(folder: Path, *results: Result) -> Path:
 
 def test_a_line_says_what_was_measured_when_and_with_which_versions(tmp_path: Path) -> None:
     append_result(tmp_path / "results.jsonl", result(value=61.5), "cpu")
-    [line] = (tmp_path / "results.jsonl").read_text().splitlines()
-    record = json.loads(line)
-    assert record["protocol"] == "knn"
-    assert record["value"] == 61.5
-    assert record["data"]["name"] == "photos"
+    record = json.loads((tmp_path / "results.jsonl").read_text())
     assert record["date"][:2] == "20"
     assert record["versions"]["torch"]
     assert read_results(tmp_path) == [result(value=61.5)]

@@ -10,8 +10,6 @@ from torch.nn import functional as F
 from adasim.data import synthetic
 from adasim.eval import (
     LinearSegmenter,
-    MeanIou,
-    SegmentationResult,
     linear_segmentation,
     miou,
     segmentation,
@@ -88,9 +86,8 @@ def test_masks_that_cannot_be_scored_are_refused(predictions, targets, sentence)
         miou(predictions, targets, num_classes=2)
 
 
-@pytest.mark.parametrize("logits", [1, 1 << 25])
-def test_the_gradient_is_that_of_the_mean_cross_entropy_over_labelled_pixels(monkeypatch, logits):
-    monkeypatch.setattr(segmentation, "_LOGITS", logits)
+def test_the_gradient_is_that_of_the_mean_cross_entropy_over_labelled_pixels(monkeypatch):
+    monkeypatch.setattr(segmentation, "_LOGITS", 1)  # an image at a time
     model = LinearSegmenter(6, 3)
     features = torch.randn(4, 6, 2, 3)
     masks = torch.randint(0, 3, (4, 8, 12))
@@ -137,12 +134,6 @@ def test_a_linear_head_learns_separable_patches_and_every_epoch_is_scored():
     assert result.best.miou == max(score.miou for score in result.epochs)
     again = linear_segmentation(lambda _: train, lambda: test, dim=8, num_classes=3, epochs=15)
     assert again == result
-
-
-def test_best_and_last_epoch_are_told_apart():
-    scores = [MeanIou(value, value, (value,)) for value in (10.0, 30.0, 20.0)]
-    result = SegmentationResult(tuple(scores))
-    assert (result.best.miou, result.last.miou) == (30, 20)
 
 
 def test_a_batch_of_ignored_pixels_alone_makes_no_step():
