@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adasim.neighbors import NeighborMemory
-from adasim.neighbors.quantized import QuantizedRows
-from adasim.neighbors.search import search
+from adasim.neighbors.search import QuantizedRows, search
 from adasim.neighbors.window import on_grid
 
 WIDTH = 32
