@@ -72,8 +72,12 @@ def test_a_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(about).decode()
-    pages = (ROOT / "adasim" / "explore" / "page").iterdir()
-    sources = {*(ROOT / "adasim").rglob("*.py"), ROOT / "adasim" / "py.typed", *pages}
+    texts = [
+        path
+        for folder in ("explore/page", "tools/templates")
+        for path in (ROOT / "adasim" / folder).iterdir()
+    ]
+    sources = {*(ROOT / "adasim").rglob("*.py"), ROOT / "adasim" / "py.typed", *texts}
     assert held == {str(path.relative_to(ROOT)) for path in sources}
     assert f"\nVersion: {adasim.__version__}\n" in metadata
     assert "\nProject-URL: Paper, https://arxiv.org/abs/2303.13606\n" in metadata

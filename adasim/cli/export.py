@@ -42,12 +42,6 @@ def main(arguments: Sequence[str]) -> None:
 
     from adasim.tools.export import export
 
-    folder = export(
-        asked.model,
-        asked.to,
-        asked.out,
-        overwrite=asked.overwrite,
-        say=say,
-    )
+    folder = export(asked.model, asked.to, asked.out, overwrite=asked.overwrite, say=say)
     names = ", ".join(sorted(path.name for path in folder.iterdir()))
     say(f"{folder}: {names}. README.md shows how to load it.")

@@ -86,9 +86,7 @@ def export(
                 _check(subject, write(subject, temporary), library, say)
             except (UserError, OSError):
                 raise
-            except (
-                Exception
-            ) as error:  # the exporters of other libraries meet any net, and raise nearly anything
+            except Exception as error:  # of whatever kind: other libraries meet a net they do not expect
                 reason = next(iter(str(error).splitlines()), "") or type(error).__name__
                 raise UserError(
                     f"{subject.name} cannot be exported to {to}: {reason} Choose another --to."

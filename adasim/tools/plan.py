@@ -154,7 +154,9 @@ class Plan:
         """A sentence on the exact search."""
         share = self.search_share
         if share is None:
-            return "Name a --backbone to compare the search with."
+            return (
+                f"No encoder of width {self.dim} is known here, so that the search is compared with nothing."
+            )
         if share <= _SMALL_SHARE:
             return f"Exact search is affordable: {share:.1%} of a step's arithmetic."
         most = self.images * _SMALL_SHARE / (1 - _SMALL_SHARE) * (1 - share) / share

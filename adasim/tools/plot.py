@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imports torch, and `adasim plot --help` lists the panels wi
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "<", ">", "d")  # one more than colours, so that their pairs repeat late
 STYLES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
-INK, QUIET = "#222222", "#d9d9d9"
+INK = "#222222"
 INCHES, DPI = (16.0, 9.0), 120  # 1920 x 1080 pixels
 MOST_LINES = 24  # with more, the legend leaves no room for the curves
 _COLUMNS = (1, 2, 2, 2, 3, 3, 4, 4, 3, 4, 4, 4)  # of one panel, of two, ...
@@ -373,7 +373,8 @@ def draw(
     count = len(drawn)
     columns = _COLUMNS[count - 1] if count <= len(_COLUMNS) else math.ceil(math.sqrt(count * 4 / 3))
     size = {1: 15.0, 2: 14.0, 3: 12.0}.get(columns, 11.0)  # points, 1/72 inch: 11 are 18.3 pixels
-    with rc_context({**_LOOK, "font.size": size, "legend.fontsize": size, "axes.titlesize": size * 1.1}):
+    look = Path(__file__).parent / "templates" / "curves.mplstyle"
+    with rc_context({"font.size": size, "legend.fontsize": size, "axes.titlesize": size * 1.1}, look):
         figure: Any = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.02, hspace=0.03)
         longest = max(one.reached for group in groups for one in group.runs)
@@ -499,26 +500,3 @@ def _title(groups: Sequence[Group], unsaid: int) -> str:
         return f"{shared}, {len(runs)} random seeds"
     done, total = runs[0].epochs, runs[0].run.config.epochs
     return f"{_folder(runs[0])}: {shared}" + (f", epoch {done} of {total}" if done < total else "")
-
-
-_LOOK: dict[Any, Any] = {
-    **dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), "white"),
-    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK),
-    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
-    "axes.edgecolor": "#777777",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": QUIET,
-    "grid.linewidth": 0.8,
-    "lines.linewidth": 2.4,
-    "lines.markersize": 7.0,
-    "lines.markeredgecolor": "white",
-    "lines.markeredgewidth": 0.8,
-    "legend.frameon": False,
-    "legend.handlelength": 2.4,
-    "legend.labelspacing": 0.3,
-    "font.family": "DejaVu Sans",
-}
