@@ -52,12 +52,7 @@ _FOLDERS = ("checkpoints", "history", "tensorboard")
 _UNFINISHED = {*_FOLDERS, _LOCK, "versions.json", "data.json", _LISTING, "run.json"}
 """What a kill inside `RunFolder.create` may leave."""
 _TEXTS = (
-    "config.json",
-    "run.json",
-    "data.json",
-    "versions.json",
-    "metrics.jsonl",
-    "unreadable.csv",
+    *["config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv"],
     _LISTING,
 )
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")

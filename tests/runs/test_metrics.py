@@ -16,7 +16,6 @@ from torch import Tensor
 
 from adasim.api import pretrain
 from adasim.data import Batch, open_images
-from adasim.neighbors import NeighborMemory
 from adasim.runs.metrics import MetricsLog, Pace, read_metrics
 from adasim.train.report import neighbour_counts
 from adasim.train.state import TrainState
@@ -237,11 +236,3 @@ def test_a_run_that_is_watched_learns_the_same_bits(small: Small, metrics: Metri
     assert [line.get("loss") for line in plain] == [line.get("loss") for line in watched]
     assert "nn_accuracy_top2" not in plain[-1]
     assert {"nn_accuracy_top2", "partner_accuracy", "second_neighbour_accuracy"} <= watched[-1].keys()
-
-
-def test_the_best_other_is_none_where_a_list_names_the_partner_alone() -> None:
-    memory = NeighborMemory(num_images=3, dim=2, window=1, k=1)
-    for _ in range(2):
-        memory.observe(torch.arange(3), torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
-        memory.end_epoch()
-    assert memory.best_other(torch.tensor([0, 0, 2])).tolist() == [-1, 1, -1]

@@ -118,12 +118,6 @@ def test_to_resume_without_the_images_is_refused_in_a_sentence(
     assert json.loads((begun / "config.json").read_text())["epochs"] == 3
 
 
-def test_a_resume_without_a_source_takes_the_runs_own(small: Small, tmp_path: Path) -> None:
-    adasim.pretrain(small(epochs=2, pairs="standard"), tmp_path / "run")
-    adasim.pretrain(small(epochs=3, pairs="standard", data__source=""), tmp_path / "run", resume=True)
-    assert source(tmp_path / "run") == "synthetic:48"
-
-
 def test_labels_of_a_data_set_serve_the_oracle_and_the_online_knn(
     small: Small, tmp_path: Path, pixels: Tensor
 ) -> None:

@@ -173,16 +173,6 @@ def test_a_run_without_a_memory_says_so(small: Small, tmp_path: Path) -> None:
         assert adasim.load_run(out).memory is None
 
 
-def test_what_is_no_run_or_lacks_its_images_is_refused_in_a_sentence(small: Small, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not the folder of a run"):
-        adasim.load_run(tmp_path)
-    pixels = open_images("synthetic:48", size=16).as_array()
-    assert pixels is not None
-    adasim.pretrain(small(epochs=1, pairs="standard"), tmp_path / "run", data=pixels)
-    with pytest.raises(UserError, match="handed over in Python"):
-        adasim.load_run(tmp_path / "run").images()
-
-
 @pytest.mark.filterwarnings("error")
 def test_explore_says_which_lists_are_lost_as_it_says_other_things(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

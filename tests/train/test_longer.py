@@ -142,16 +142,3 @@ def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
     assert "now has" not in capsys.readouterr().out
     with pytest.raises(UserError, match=r"epochs was 5 and is now 3 \(it can only be raised\)"):
         pretrain(short, out, resume=True)
-
-
-def test_a_lengthened_run_that_is_killed_needs_no_reminder(
-    runs: Runs, small: Small, digest: Digest, copied: Path, tmp_path: Path
-) -> None:
-    """Neither before nor after its first checkpoint since; config.json says how long it is."""
-    once = Path(shutil.copytree(copied, tmp_path / "once"))
-    pretrain(small(epochs=5), once, resume=True)
-    for step in (1, 4):
-        run = runs.start(small(epochs=5), copied, resume=True, hooks=kill_at(step))
-        assert run.wait() == -signal.SIGKILL, run.said
-    main(["pretrain", "--resume", str(copied), "--no-curves"])
-    assert digest(copied) == digest(once)

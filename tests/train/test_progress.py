@@ -103,15 +103,6 @@ def test_on_a_terminal_the_bar_fits_eighty_columns(epochs: int, seconds: float) 
     assert "A message." in output(console)
 
 
-def test_a_method_without_bootstrapping_shows_none() -> None:
-    clock, console = Clock(), plain()
-    with Progress(2, 1, console=console, clock=clock) as bar:
-        clock.now += 1
-        bar.update(step=1, epoch=0, loss=float("nan"), images=2, waited_s=0.0)
-    assert "bootstrapped" not in output(console)
-    assert "loss nan, 2 images/s" in output(console)
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (760, "12:40"), (11_100, "3:05:00"), (187_800, "2 d 04:10")],

@@ -65,20 +65,6 @@ def test_a_run_saves_by_epochs_by_the_clock_and_at_its_end(
         assert digest(tmp_path / name) == digest(tmp_path / "every epoch")
 
 
-def test_the_clock_also_counts_at_the_end_of_an_epoch(
-    small: Small, tmp_path: Path, saves: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten minutes that pass in the last step of an epoch are noticed there."""
-    now = [0.0]
-    monkeypatch.setattr("adasim.train.loop.time.monotonic", lambda: now[0])
-
-    def slow(state: TrainState, batch: Batch, loss: float) -> None:
-        now[0] += 601 if state.step == 5 else 0
-
-    pretrain(small(epochs=3, save__every_epochs=0), tmp_path / "run", on_step=slow)
-    assert saves == [6, 9]
-
-
 def test_snapshots_are_the_encoders_of_their_epochs_and_one_that_a_full_disk_refuses_is_lost(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

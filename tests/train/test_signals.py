@@ -149,23 +149,6 @@ def test_usr1_under_slurm_requeues_once(
     assert digest(out) == digest(whole(2)[0])
 
 
-def test_usr1_in_the_last_step_does_not_make_a_complete_run_a_failed_job(
-    runs: Runs,
-    small: Small,
-    digest: Digest,
-    undisturbed: str,
-    scontrol: tuple[dict[str, str], Path],
-    tmp_path: Path,
-) -> None:
-    env, calls = scontrol
-    run = runs.start(
-        small(), tmp_path / "run", hooks=[at(STEP, 12, "signal USR1", when="before")], env=env, command=True
-    )
-    assert run.wait() == 0, run.said
-    assert calls.read_text() == ""
-    assert digest(tmp_path / "run") == undisturbed
-
-
 def test_a_requeue_that_slurm_refuses_is_told(
     scontrol: tuple[dict[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
