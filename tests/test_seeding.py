@@ -1,3 +1,7 @@
+"""Random numbers are functions of their names: seed, purpose, epoch and image."""
+
+from itertools import combinations
+
 import torch
 
 from adasim.util.seeding import key, permutation, seeded, uniform
@@ -14,15 +18,9 @@ def test_a_number_depends_on_its_name_alone() -> None:
 
 def test_every_part_of_the_name_matters() -> None:
     ids = torch.arange(50)
-    draws = [
-        uniform(0, "a", 0, ids),
-        uniform(1, "a", 0, ids),
-        uniform(0, "b", 0, ids),
-        uniform(0, "a", 1, ids),
-    ]
-    for i, first in enumerate(draws):
-        for second in draws[i + 1 :]:
-            assert not torch.isclose(first, second).any()
+    draws = [uniform(*name, ids) for name in ((0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 1))]
+    for first, second in combinations(draws, 2):
+        assert not torch.isclose(first, second).any()
     assert len({key(0), key(1), key(0, 0), key(0, 0, 0), key(0, "0")}) == 5
 
 
