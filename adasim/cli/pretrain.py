@@ -162,21 +162,11 @@ def adapted(config: Config, options: Sequence[str], say: Callable[[str], None] |
 def shortened(config: Config, epochs: int, say: Callable[[str], None] | None = None) -> Config:
     """A recipe for so many epochs, with warm-ups and window that fit; says what it changes."""
     changed = for_epochs(config, epochs)
-    words = []
-    if changed.optim.warmup_epochs != config.optim.warmup_epochs:
-        words.append(f"--optim.warmup-epochs {changed.optim.warmup_epochs}")
-    if changed.settings != config.settings:
-        words.append(
-            f"--{config.method}.teacher-temp-warmup-epochs {changed.settings.teacher_temp_warmup_epochs}"
-        )
-    if changed.neighbors != config.neighbors and epochs > 1:
-        words.append(f"--neighbors.window {changed.neighbors.window}")
     notes = []
-    if words:
-        instead = f"For --epochs {epochs} instead of {config.epochs}, unless you say otherwise"
-        notes.append(f"{instead}: {', '.join(words)}.")
     if epochs == 1 and PAIRS[config.pairs].draws_from_memory:
         notes.append("One epoch has no earlier one to draw partners from: all its pairs are standard.")
+    if words := changes(replace(config, epochs=epochs), changed):
+        notes.append(f"For --epochs {epochs} instead of {config.epochs}, unless you say otherwise: {words}.")
     if notes and say is not None:
         say(" ".join(notes))
     return changed
@@ -189,15 +179,27 @@ def continued(config: Config, options: Sequence[str]) -> Config:
 
         from adasim.models import read_weights
 
-        config = from_weights(config, init, read_weights(init))
-        model, views, optim = config.model, config.views, config.optim
-        mean, std = (" ".join(f"{value:g}" for value in values) for values in (views.mean, views.std))
-        announce(
-            f"To go on from {init}, unless you say otherwise: --model.name {model.name} --views.size {views.size} "
-            f"--views.mean {mean} --views.std {std} --model.freeze-norm --optim.encoder-lr {optim.encoder_lr:g} "
-            f"--optim.head-epochs {optim.head_epochs}."
-        )
+        changed = from_weights(config, init, read_weights(init))
+        announce(f"Unless you say otherwise: {changes(config, changed)}.")
+        config = changed
     return config
+
+
+def changes(before: Config, after: Config) -> str:
+    """The options of sections that lead from one configuration to the other."""
+    words, known = [], before.to_dict()
+    for section, values in after.to_dict().items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if value != known[section][name]:
+                shown = (
+                    ""
+                    if value is True
+                    else value
+                    if not isinstance(value, tuple)
+                    else " ".join(map(str, value))
+                )
+                words.append(f"--{section}.{name.replace('_', '-')} {shown}".rstrip())
+    return " ".join(words)
 
 
 def option_values(arguments: Sequence[str], option: str) -> list[str]:
