@@ -302,39 +302,37 @@ class Config:
 
     def check(self, num_images: int, has_labels: bool) -> None:
         """Refuse, before anything is written, what this data set makes impossible."""
+        policy, source = PAIRS[self.pairs], self.data.source
         if self.batch_size > num_images:
+            fits = 1 << max(1, (num_images // 4).bit_length() - 1)
             raise UserError(
-                f"batch_size={self.batch_size} is more than the {num_images} images of {self.data.source}. "
-                f"Use --batch-size {1 << max(1, (num_images // 4).bit_length() - 1)}, say, or let `adasim pretrain "
-                f"photos` choose."
+                f"batch_size={self.batch_size} is more than the {num_images} images of {source}. Use --batch-size "
+                f"{fits}, say, or let `adasim pretrain photos` choose."
             )
         if self.optim.warmup_epochs > self.epochs:
             raise UserError(
-                f"optim.warmup_epochs={self.optim.warmup_epochs} is more than epochs={self.epochs}. "
-                f"Lower --optim.warmup-epochs or raise --epochs."
+                f"optim.warmup_epochs={self.optim.warmup_epochs} is more than epochs={self.epochs}. Lower it with "
+                f"--optim.warmup-epochs, or raise --epochs."
             )
         if self.optim.head_epochs >= self.epochs:
             raise UserError(
                 f"optim.head_epochs={self.optim.head_epochs} leaves the encoder none of the {self.epochs} epochs. "
                 f"Lower --optim.head-epochs or raise --epochs."
             )
-        policy = PAIRS[self.pairs]
-        if policy.needs_labels and not has_labels:
-            raise UserError(
-                f"pairs={self.pairs} needs labels and {self.data.source} has none. "
-                f"Sort the images into one folder per class, or choose --pairs adasim."
-            )
-        if self.eval.every and not has_labels:
-            raise UserError(
-                f"eval.every={self.eval.every} needs labels and {self.data.source} has none. "
-                f"Leave it out, or sort the images into one folder per class."
-            )
+        for name, wanted in (
+            (f"pairs={self.pairs}", policy.needs_labels),
+            (f"eval.every={self.eval.every}", self.eval.every),
+        ):
+            if wanted and not has_labels:
+                raise UserError(
+                    f"{name} needs labels and {source} has none. Sort the images into one folder per class, or leave "
+                    f"it out."
+                )
         METHODS[self.method].check(self)
         policy.check(self)
         if (policy.draws_from_memory or self.neighbors.watch) and self.neighbors.k > num_images:
             raise UserError(
-                f"neighbors.k={self.neighbors.k} is more than the {num_images} images of {self.data.source}. "
-                f"Lower --neighbors.k."
+                f"neighbors.k={self.neighbors.k} is more than the {num_images} images of {source}. Lower it."
             )
 
     @property

@@ -32,14 +32,6 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy, out = checkout(tmp_path_factory.mktemp("copy")), tmp_path_factory.mktemp("wheel")
-    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(out)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
-    return next(out.iterdir())
-
-
 class Environment:
     """An empty one, which finds torch and the like where these tests do, and knows nothing of the checkout."""
 
@@ -66,35 +58,27 @@ class Environment:
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
-    assert wheel.name == f"adasim-{adasim.__version__}-py3-none-any.whl"
+def test_a_wheel_holds_the_whole_package_and_runs_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
+    copy = checkout(tmp_path / "copy")
+    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
+    wheel = tmp_path / f"adasim-{adasim.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-        (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = archive.read(about).decode()
-    texts = [
-        path
-        for folder in ("explore/page", "tools/templates")
-        for path in (ROOT / "adasim" / folder).iterdir()
-    ]
-    sources = {*(ROOT / "adasim").rglob("*.py"), ROOT / "adasim" / "py.typed", *texts}
+    sources = {path for path in (ROOT / "adasim").rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert held == {str(path.relative_to(ROOT)) for path in sources}
-    assert f"\nVersion: {adasim.__version__}\n" in metadata
-    assert "\nProject-URL: Paper, https://arxiv.org/abs/2303.13606\n" in metadata
-
-
-@pytest.mark.slow
-def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
     own, here = Environment(tmp_path / "venv"), tmp_path / "elsewhere"
     own.install(str(wheel))
     here.mkdir()
     said = own.run(here, "adasim", "demo", "--epochs", "2", "--out", "demo")
     assert "after pretraining" in said
-    assert (here / "demo" / "neighbours.png").exists()
-    assert (here / "demo" / "curves.png").exists()
-    assert b"adasim explore" in (here / "demo" / "explore.html").read_bytes()[:400]
-    found = own.run(here, "python", "-c", "import adasim; print(adasim.__file__)")
-    assert found.startswith(str(own.packages))
+    assert {"neighbours.png", "curves.png", "explore.html"} <= {
+        path.name for path in (here / "demo").iterdir()
+    }
+    assert own.run(here, "python", "-c", "import adasim; print(adasim.__file__)").startswith(
+        str(own.packages)
+    )
 
 
 @pytest.mark.slow
