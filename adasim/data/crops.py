@@ -279,39 +279,35 @@ class CropWorker:
         draws = [CropDraws(self.settings[v], view_uniforms(self._seed, v, epoch, ids)) for v in numbers]
         failed: Failed = {}
         for row, (query, partner) in enumerate(rows):
-            places: dict[int, list[int]] = {}  # of each image, which of the views show it
+            shown: dict[int, list[int]] = {}  # of each image, which of the views show it
             for n, view in enumerate(numbers):
-                places.setdefault(partner if view == 2 else query, []).append(n)
-            for i, shown in places.items():
-                settings = [self.settings[numbers[n]] for n in shown]
-                crops, unread = self._cut(i, row, settings, [draws[n] for n in shown])
-                failed |= unread
-                for n, crop in zip(shown, crops, strict=True):
-                    out[n][row] = crop
+                shown.setdefault(partner if view == 2 else query, []).append(n)
+            for i, places in shown.items():
+                views = [(self.settings[numbers[n]], draws[n], out[n][row]) for n in places]
+                failed |= self._cut(i, row, views)
         return failed
 
-    def _cut(
-        self, i: int, row: int, views: list[ViewSettings], draws: list[CropDraws]
-    ) -> tuple[list[Tensor], Failed]:
-        """The crops of all these views of image i, which is decoded once."""
+    def _cut(self, i: int, row: int, views: list[tuple[ViewSettings, CropDraws, Tensor]]) -> Failed:
+        """Decode image i once, and write the crop that each of these views shows of it."""
         size = (0, 0)
 
         def smaller(H: int, W: int) -> int:
             nonlocal size
             size = (H, W)
-            boxes = (d.box(row, H, W) for d in draws)
-            return reduction([(*box[2:], view.size) for box, view in zip(boxes, views, strict=True)])
+            return reduction([(*draws.box(row, H, W)[2:], settings.size) for settings, draws, _ in views])
 
         def load(n: int) -> tuple[Tensor, int]:
             return self._images.load_reduced(n, smaller) if self._reduced else (self._images.load(n), 1)
 
         (pixels, scale), failed = first_readable(self._images, i, self._seed, load)
-        H, W = pixels.shape[-2:] if scale == 1 else size
-        boxes = [d.box(row, H, W) for d in draws]
         if scale == 1:
-            return [crop_image(pixels, *pair) for pair in zip(views, boxes, strict=True)], failed
-        picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-        return [crop_reduced(picture, scale, *pair) for pair in zip(views, boxes, strict=True)], failed
+            for settings, draws, out in views:
+                out.copy_(crop_image(pixels, settings, draws.box(row, *pixels.shape[-2:])))
+        else:
+            picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+            for settings, draws, out in views:
+                out.copy_(crop_reduced(picture, scale, settings, draws.box(row, *size)))
+        return failed
 
 
 def crop_image(image: Tensor, settings: ViewSettings, box: tuple[int, int, int, int]) -> Tensor:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -186,19 +186,10 @@ def _column_labels(rows: Any) -> tuple[Tensor | None, list[str]]:
 # ---- torch ----
 
 
-@runtime_checkable
-class Items(Protocol):
-    """A map-style data set: torch's `Dataset` with a length, or a list."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: Any, /) -> Any: ...
-
-
 class DatasetImages(ImageSet):
-    """A map-style data set of images. One thread at a time asks it, as with a DataLoader."""
+    """A map-style data set of images, or a list of them. One thread at a time asks it, as with a DataLoader."""
 
-    def __init__(self, items: Items) -> None:
+    def __init__(self, items: Any) -> None:
         self._items, self._turn = items, threading.Lock()
         self.name = type(items).__name__
         self.place = f"a {self.name} in Python"
@@ -230,14 +221,14 @@ class DatasetImages(ImageSet):
     def _check_items(self, ids: list[int]) -> None:
         """Refuse what holds no images, which would else end in a quarantine of all, and what is random."""
         first, again = [self.content(i) for i in ids], [self.content(i) for i in ids]
-        if set(first) == {UNREADABLE}:
-            try:
+        try:
+            if set(first) == {UNREADABLE}:
                 self.load(ids[0])
-            except Unreadable as problem:
-                raise UserError(
-                    f"The items of {self.name} are no images: {problem}. Let each be a PIL image, or a uint8 tensor "
-                    f"(C, H, W), alone or first in a tuple."
-                ) from None
+        except Unreadable as problem:
+            raise UserError(
+                f"The items of {self.name} are no images: {problem}. Let each be a PIL image, or a uint8 tensor "
+                f"(C, H, W), alone or first in a tuple."
+            ) from None
         if first != again:
             raise UserError(
                 f"{self.name} gives another image each time it is asked for the same one. Leave random transforms "

@@ -40,6 +40,8 @@ Failed = dict[int, str]
 """{id: where and why} of images that could not be read."""
 Work = Callable[[Any, Any, list[Tensor]], Failed]
 """`work(asked, rows, out)` writes what it makes of B rows into `out`, uint8 tensors (B, ...)."""
+Asked = tuple[Any, list[Any], list[Tensor]]
+"""A batch: what `work` is called with."""
 
 
 def read_batches(
@@ -129,14 +131,12 @@ class WorkerPool:
     def pids(self) -> list[int]:
         return [worker.process.pid or 0 for worker in self._workers]
 
-    def run(
-        self, batches: Iterable[tuple[Any, list[Any], list[Tensor]]], batch_size: int
-    ) -> Iterator[tuple[tuple[Any, list[Any], list[Tensor]], Failed]]:
-        """Batches (asked, rows, out) as they are done, in order. Two or more are in work beside the one that is due,
+    def run(self, batches: Iterable[Asked], batch_size: int) -> Iterator[tuple[Asked, Failed]]:
+        """Batches as they are done, in order. Two or more are in work beside the one that is due,
         enough for all processes."""
         tasks = -(-batch_size // TASK)
         ahead = max(2, -(-_SLOTS * self._count // tasks)) if self._count else 0
-        begun = deque[tuple[tuple[Any, list[Any], list[Tensor]], list[Future[Failed]]]]()
+        begun = deque[tuple[Asked, list[Future[Failed]]]]()
         try:
             for batch in batches:
                 begun.append((batch, self.begin(*batch)))
@@ -282,13 +282,10 @@ def _work(pipe: Connection, work: Work, memory: Sequence[Tensor]) -> None:
                 if os.getppid() != parent:
                     return
             asked, rows, shapes = pipe.recv()
-            pipe.send(_answer(work, asked, rows, _carve(slot, shapes)))
-
-
-def _answer(work: Work, asked: Any, rows: Any, out: list[Tensor]) -> tuple[Failed, Exception | None]:
-    try:
-        return work(asked, rows, out), None
-    except UserError as error:
-        return {}, error
-    except Exception:
-        return {}, RuntimeError(f"In a loader process:\n{traceback.format_exc()}")
+            failed, problem = Failed(), None
+            try:
+                failed = work(asked, rows, _carve(slot, shapes))
+            except Exception as error:
+                text = f"In a loader process:\n{traceback.format_exc()}"
+                problem = error if isinstance(error, UserError) else RuntimeError(text)
+            pipe.send((failed, problem))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from adasim.data.datasets import (
     DatasetImages,
     HuggingFaceImages,
-    Items,
     is_hugging_face,
     to_8_bits,
     usable_labels,
@@ -40,7 +39,7 @@ _UNPACKED_BY = {
 REJECT = "reject"
 """The verdict that leaves an image out."""
 RESUME_ADVICE = "Hand over the images that the run began with: data=... in Python"
-ImagesLike = str | ImageSet | Tensor | np.ndarray | Dataset[Any] | Items
+ImagesLike = str | ImageSet | Tensor | np.ndarray | Dataset[Any] | Sequence[Any]
 """What `as_images` takes."""
 
 
@@ -120,13 +119,13 @@ def as_images(data: ImagesLike, *, size: int = 32) -> ImageSet:
     elif is_hugging_face(data):
         images = HuggingFaceImages(f"a {kind} in Python", data)
         images.name = kind
-    elif isinstance(data, Items) and not isinstance(data, Mapping | bytes | IterableDataset):
-        images = DatasetImages(data)
-    else:
+    elif not hasattr(data, "__len__") or isinstance(data, Mapping | bytes | IterableDataset):
         raise UserError(
             f"data is a {kind}, which holds no images by number. Give a source string, an ImageSet, a tensor, or a "
             f"data set with __len__ and __getitem__."
         )
+    else:
+        images = DatasetImages(data)
     if not len(images):
         raise UserError(f"There are no images in data ({kind}).")
     return images
