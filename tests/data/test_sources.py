@@ -6,57 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from adasim.data import as_images, check_same_data, describe, open_images, record
+from adasim.data import as_images, open_images
 from adasim.registry import SOURCES
-from adasim.util.errors import MissingSplitError, UserError
+from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth
-
-
-def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    from PIL import Image
-
-    pixels = smooth(4, 9, 11)
-    rows = {"picture": [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in pixels], "kind": [0, 1, 1, 0]}
-    features = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["x", "y"])})
-    table = datasets.Dataset.from_dict(rows, features=features)
-    datasets.DatasetDict({"train": table, "validation": table.select([2])}).save_to_disk(tmp_path / "hf")
-    data = open_images(f"hf:{tmp_path / 'hf'}")
-    assert torch.equal(data.load(2), pixels[2])
-    assert data.labels is not None
-    assert data.labels.tolist() == [0, 1, 1, 0]
-    assert data.classes == ["x", "y"]
-    assert len(open_images(f"hf:{tmp_path / 'hf'}", split="test")) == 1
-    more = datasets.DatasetDict({"train": table, "test": table.select([0, 1]), "extra": table.select([3])})
-    more.save_to_disk(tmp_path / "more")
-    (extra,) = open_images(f"hf:{tmp_path / 'more'}").more_splits({"train", "test"})
-    assert (extra.split, len(extra)) == ("extra", 1)
-    rows["kind"] = [None, None, 1, 0]
-    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "partly")
-    assert open_images(f"hf:{tmp_path / 'partly'}").labels.tolist() == [-1, -1, 1, 0]  # type: ignore[union-attr]
-    gone = datasets.Dataset.from_dict({**rows, "kind": [None] * 4}, features=features)
-    datasets.DatasetDict({"train": table, "test": gone, "val": table}).save_to_disk(tmp_path / "gone")
-    assert open_images(f"hf:{tmp_path / 'gone'}", split="test").split == "val"
-    with pytest.raises(MissingSplitError, match="one split without test images"):
-        open_images(f"hf:{tmp_path / 'partly'}", split="test")
-    hidden = table.remove_columns("kind").add_column("kind", [-1] * len(table)).cast(features)
-    datasets.DatasetDict({"test": hidden, "validation": table}).save_to_disk(tmp_path / "hidden")
-    assert open_images(f"hf:{tmp_path / 'hidden'}", split="test").split == "validation"  # which has labels
-    assert data.fingerprint() == open_images(f"hf:{tmp_path / 'hf'}").fingerprint()
-    assert data.cache_key() == open_images(f"hf:{tmp_path / 'hf'}").cache_key()
-    assert describe(data) == (
-        f"4 images in 2 classes (x, y) from hf:{tmp_path / 'hf'} "
-        "(its split train; 1 in validation are not among them)."
-    )
-    saved = record(data)
-    assert "contents of 4 of 4 images agree" in check_same_data(saved, data)
-    table = next((tmp_path / "hf/train").glob("*.arrow"))  # the library's own fingerprint is not in it
-    content = table.read_bytes()
-    place = content.index(b"IDAT") + 12
-    table.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    with pytest.raises(UserError, match="1 of 4 images that were looked into hold something else"):
-        check_same_data(saved, open_images(f"hf:{tmp_path / 'hf'}"))
 
 
 def test_synthetic_takes_a_count_and_a_size() -> None:
