@@ -34,35 +34,6 @@ _PIECE = 1 << 21  # bytes of floats that a CPU works on at a time
 _MATRIX_SIDE = 64  # up to this side a blur is a product with a matrix also on a CPU
 
 
-def finish(
-    crops: Tensor,
-    settings: ViewSettings,
-    changes: Changes,
-    mean: Tensor,
-    std: Tensor,
-    *,
-    flipped: bool = False,
-) -> Tensor:
-    """Views float32 (B, 3, S, S), in the device's `image_layout`, of crops (B, C, S, S).
-
-    Crops are uint8, or float32 in 0..1, and are used up; `flipped` ones need no flip. With C = 1, hue, saturation
-    and greyscale have nothing to change and are skipped.
-    """
-    B, C, S, _ = crops.shape
-    mean, std = mean.to(crops.device), std.to(crops.device)
-    views = torch.empty(B, 3, S, S, device=crops.device, memory_format=image_layout(crops.device))
-    piece = max(4, _PIECE // (4 * C * S * S)) if crops.device.type == "cpu" else B
-    for start in range(0, B, piece):
-        rows = slice(start, start + piece)
-        x, own = crops[rows], changes[rows]
-        if not flipped:
-            _on(x, own.flip, lambda y, _: y.flip(3))
-        x = x.float().div_(255) if x.dtype == torch.uint8 else x
-        _change(x, settings, own)
-        views[rows] = (x - mean) / std
-    return views
-
-
 def _change(x: Tensor, settings: ViewSettings, changes: Changes) -> None:
     """Colours, blur and solarisation of x (B, C, S, S) in 0..1, in place. Which rows is decided on the CPU, where it
     needs no wait for the device."""
@@ -219,10 +190,29 @@ class BatchedViews:
         changes = draw_changes(settings, uniforms)
         boxes = CropDraws(settings, uniforms).boxes(*images.shape[-2:])
         crops = crop_batch(images, settings, boxes, changes.flip)
-        return finish(crops, settings, changes, self._mean, self._std, flipped=True)
+        return self._finish(crops, settings, changes)
 
     def of_crops(self, crops: Tensor, view: int, seed: int, epoch: int, ids: Tensor) -> Tensor:
         """The same from crops uint8 (B, 3, S, S) that are cut already; they are used up."""
         settings = self.settings[view]
         changes = draw_changes(settings, view_uniforms(seed, view, epoch, ids.cpu()))
-        return finish(crops, settings, changes, self._mean, self._std)
+        return self._finish(crops, settings, changes, flip=changes.flip)
+
+    def _finish(
+        self, crops: Tensor, settings: ViewSettings, changes: Changes, flip: Tensor | None = None
+    ) -> Tensor:
+        """Views float32 (B, 3, S, S), in the device's `image_layout`, of crops (B, C, S, S), used up: uint8,
+        or float32 in 0..1. With C = 1, hue, saturation and greyscale have nothing to change and are skipped."""
+        B, C, S, _ = crops.shape
+        mean, std = self._mean.to(crops.device), self._std.to(crops.device)
+        views = torch.empty(B, 3, S, S, device=crops.device, memory_format=image_layout(crops.device))
+        piece = max(4, _PIECE // (4 * C * S * S)) if crops.device.type == "cpu" else B
+        for start in range(0, B, piece):
+            rows = slice(start, start + piece)
+            x = crops[rows]
+            if flip is not None:
+                _on(x, flip[rows], lambda y, _: y.flip(3))
+            x = x.float().div_(255) if x.dtype == torch.uint8 else x
+            _change(x, settings, changes[rows])
+            views[rows] = (x - mean) / std
+        return views

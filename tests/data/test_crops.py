@@ -1,6 +1,5 @@
 """Views against torchvision, operation by operation and as a whole."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,12 +210,11 @@ def test_views_are_normalised_by_imagenets_mean_and_deviation(channels: int) -> 
 
 
 def test_levels_from_128_up_are_inverted() -> None:
-    settings = replace(ViewSettings.of(ViewsConfig(size=16, color=0, blur=0), 2), solarize_p=1.0)
-    changes = draw_changes(settings, torch.zeros(1, UNIFORMS, dtype=torch.float64))
-    ramp = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    made = augment.finish(ramp, settings, changes, torch.zeros(1), torch.ones(1), flipped=True)
-    found = (made[0, 0].flatten() * 255).round().tolist()
-    assert found == [level if level < 128 else 255 - level for level in range(256)]
+    views = BatchedViews(ViewsConfig(size=16, color=0, blur=0, flip=0, solarize_p=(0.0, 1.0), **IDENTITY))  # type: ignore[arg-type]
+    ramp = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(1, 3, 1, 1)
+    made = views.of_crops(ramp, 2, 0, 0, torch.tensor([0]))
+    levels = (made[0, 0].flatten() * 255).round().tolist()
+    assert levels == [level if level < 128 else 255 - level for level in range(256)]
 
 
 @pytest.mark.parametrize(
