@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 
@@ -33,10 +33,6 @@ def imported(path: Path, modules: Collection[str]) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names & set(modules)
-
-
-def lines(files: Iterable[Path]) -> int:
-    return sum(len(path.read_text().splitlines()) for path in files)
 
 
 def walk(package: Path) -> int:
@@ -80,9 +76,9 @@ def main() -> None:
         env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
         way = subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True, text=True)
     rows = {
-        "lines of the package": lines(files),
+        "lines of the package": sum(len(path.read_text().splitlines()) for path in files),
         "files of the package": len(files),
-        "lines of tests": lines((root / "tests").rglob("*.py")),
+        "lines of tests": sum(len(path.read_text().splitlines()) for path in (root / "tests").rglob("*.py")),
         "files from disk to page": way.stdout.split()[-1],
         "modules with a single importer": f"{len(once)}: {', '.join(once)}",
         "names that occur twice, outside of cli": [name for name, count in stems.items() if count > 1],
