@@ -252,16 +252,29 @@ def _say_on_stderr(text: str) -> None:
         print(f"{chr(10) if sys.stderr.isatty() else ''}adasim: {text}", file=sys.stderr, flush=True)
 
 
+# A forked process (a loader's worker) shares the pipe: a signal to it must not count as one to its parent. It leaves
+# signals that reach the whole group to its parent, who ends it; SIGTERM ends it as usual.
+
+
+def _hold_signals() -> None:
+    if _open:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+
+
+def _release_signals() -> None:
+    if _open:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+
+
 def _be_a_child() -> None:
-    """A forked process (a loader's worker) shares the pipe: a signal to it must not count as one to its parent. It
-    leaves signals that reach the whole group to its parent, who ends it; SIGTERM ends it as usual."""
     if _open:
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+        _release_signals()
         _open.clear()
 
 
 _BY_TORCHRUN = " torchrun ends all processes when one has failed: that one's last words, if any, say why."
 _open: list[Interrupts] = []  # the innermost last
-os.register_at_fork(after_in_child=_be_a_child)
+os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_be_a_child)
