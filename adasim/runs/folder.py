@@ -143,7 +143,7 @@ class RunFolder:
                 raise UserError(
                     f"{path} is not a regular file. Restore it, or start again with another --out."
                 )
-        config, facts = _read_config(out), _read_json(out / "data.json")
+        config, facts = _read_config(out), read_json(out / "data.json")
         if facts.pop("checksum", None) not in (None, _checksum(facts)):
             raise UserError(
                 f"{out / 'data.json'} is damaged; the images may be as they were. Restore it from a copy, "
@@ -151,7 +151,7 @@ class RunFolder:
             )
         if not lock:
             return cls(out, config, facts)
-        identity = _read_json(out / "run.json") if (out / "run.json").exists() else {}
+        identity = read_json(out / "run.json") if (out / "run.json").exists() else {}
         with write_errors(f"to {out}"), ExitStack() as undo:
             handle = FolderLock.take(out)
             undo.callback(handle.release)
@@ -242,7 +242,7 @@ class RunFolder:
 
     def version_changes(self) -> list[str]:
         """A sentence for each package that is not the one the run began with: rounding may then differ."""
-        before = _read_json(self.path / "versions.json", vital=False)
+        before = read_json(self.path / "versions.json", vital=False)
         if not before:
             return [
                 f"{self.path / 'versions.json'} is lost or damaged: whether torch, timm and others are those "
@@ -305,7 +305,7 @@ def check_source(run: Path, source: str) -> None:
     if not is_path(source) or os.path.exists(source):
         return
     elsewhere = "say where they are now with --data NEW-PLACE"
-    folder = _read_json(run / "versions.json", vital=False).get("started_in")
+    folder = read_json(run / "versions.json", vital=False).get("started_in")
     if os.path.isabs(source) or folder == os.getcwd():
         raise UserError(
             f"The images of {run} were at {source}, and there is nothing now. Put them back, or {elsewhere}."
@@ -342,7 +342,7 @@ _CONTENTS = {
 
 def check_replaceable(out: Path) -> None:
     """Refuse to overwrite what is not a run, or a run that somebody keeps other things in, links included."""
-    if not {"adasim", "torch"} <= _read_json(out / "versions.json", vital=False).keys():
+    if not {"adasim", "torch"} <= read_json(out / "versions.json", vital=False).keys():
         raise UserError(
             f"{out} is not the folder of a run of adasim: its versions.json is not ours. --overwrite "
             f"deletes runs alone. Choose another --out."
@@ -411,7 +411,7 @@ def began_here(out: Path, by: Collection[str]) -> bool:
     if not by or not (out / "config.json").is_file():
         return False
     now = launch()
-    began = _read_json(out / "run.json", vital=False).get(
+    began = read_json(out / "run.json", vital=False).get(
         "launch", now
     )  # damage is told when the run is opened
     return any(began.get(name) == now[name] for name in by)
@@ -637,7 +637,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _read_config(out: Path) -> Config:
-    saved = _read_json(out / "config.json")
+    saved = read_json(out / "config.json")
     try:
         return Config.from_dict(saved)
     except UserError as error:
@@ -649,7 +649,7 @@ def _read_config(out: Path) -> Config:
         raise UserError(f"{out / 'config.json'}: {error} Restore the file from a copy.") from None
 
 
-def _read_json(path: Path, *, vital: bool = True) -> dict[str, Any]:
+def read_json(path: Path, *, vital: bool = True) -> dict[str, Any]:
     """What a file of a run says; a damaged one is refused, unless it is not vital: then it says nothing."""
     value, problem = None, "is not a file of ours"
     try:

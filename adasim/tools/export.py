@@ -34,6 +34,7 @@ from adasim.eval.results import COMPARED, NAMES, Result, column_order, read_resu
 from adasim.eval.splits import data_name
 from adasim.models import PIXELS, Backbone, parse_source
 from adasim.models.transform import EvalTransform
+from adasim.runs.folder import read_json
 from adasim.runs.metrics import read_metrics
 from adasim.tools.outputs import check_export_folder, export_folder, missing
 from adasim.util.errors import UserError, suggest
@@ -358,9 +359,9 @@ def _training(encoder: Encoder) -> str:
     run = encoder.run
     if run is None:
         return f"Where the weights come from: {encoder.origin}. No run folder was at hand that says more."
-    config = _json(run / "config.json")  # not a `Config`, which needs the run's plug-ins
+    config = read_json(run / "config.json")  # not a `Config`, which needs the run's plug-ins
     method, pairs, epochs, optim = config["method"], config["pairs"], config["epochs"], config["optim"]
-    count = _json(run / "data.json").get("images")
+    count = read_json(run / "data.json", vital=False).get("images")
     images = f"{count:,} images" if isinstance(count, int) else "images"
     sentences = [
         f"Trained on {images} of `{printable(data_name(config['data']['source']))}` "
@@ -391,7 +392,7 @@ def _training(encoder: Encoder) -> str:
             f"Neighbours: a window of {neighbours['window']} epochs, support K = {neighbours['k']}, temperature "
             f"{neighbours['tau']:g} (AdaSim, ICCV 2023, arXiv 2303.13606)."
         )
-    versions = _json(run / "versions.json")
+    versions = read_json(run / "versions.json", vital=False)
     if versions.get("torch"):
         sentences.append(f"Made with torch {versions['torch']} and timm {versions.get('timm')}.")
     return " ".join(sentences)
@@ -421,7 +422,3 @@ def _figure(result: Result) -> str:
         f"- {NAMES.get(result.protocol, result.protocol)}{setting} on {printable(result.data['name'])}: "
         f"{result.value:.2f}" + (f" ({others})" if others else "")
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes()) if path.is_file() else {}
