@@ -18,14 +18,14 @@ from urllib.parse import quote
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, pad
 
 from adasim.data import ImageSet
 from adasim.explore.collection import Collection
 from adasim.explore.hunts import Findings, hunt
 from adasim.explore.lists import Table, tables
 from adasim.explore.looks import COLUMNS, Looks, look
-from adasim.explore.open import Opened, Say
+from adasim.explore.map import coordinates
+from adasim.explore.open import Opened, Say, find_nearest
 from adasim.explore.support import Support
 from adasim.tools.outputs import SHEET_NAME, sheets_folder
 from adasim.util.files import atomic_write, remove_leftovers
@@ -71,6 +71,7 @@ def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
         some = next(iter(looks.unreadable.values()))
         say(f"{len(looks.unreadable):,} images cannot be read and have no thumbnail, as {some}.")
     remembered = len(collection) if opened.remembered is None else opened.remembered
+    opened.nearest = opened.nearest or find_nearest(opened.features)
     findings = hunt(opened, looks)
     sets = collection.sets
     source = sets[0].place or sets[0].name
@@ -86,19 +87,8 @@ def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
         origin=opened.origin,
         windowed=opened.windowed,
         remembered=remembered,
-        map=_components(opened.features),
+        map=coordinates(opened.features, opened.nearest),
     )
-
-
-def _components(features: Tensor) -> Tensor:
-    """(N, 2): the two principal components; NaN for images without features."""
-    known = torch.isfinite(features).all(1)
-    rows = normalize(features[known].float(), dim=1)
-    centred = rows - rows.mean(0)
-    _, _, axes = torch.linalg.svd(centred.T @ centred)  # (D, D), symmetric
-    places = torch.full((len(features), 2), torch.nan)
-    places[known] = pad(centred @ axes[:2].T, (0, 2 - min(2, features.shape[1])))
-    return places
 
 
 # ---- the page ----
