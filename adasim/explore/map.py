@@ -49,6 +49,8 @@ def _tsne(start: Tensor, neighbours: Tensor, known: Tensor, seed: int) -> Tensor
     row_of[known] = torch.arange(count)
     to = row_of[neighbours]
     listed = to >= 0
+    if not listed.any():
+        return start
     rows = torch.arange(count)[:, None].expand_as(to)[listed]
     graph = csr_matrix((np.ones(len(rows)), (rows.numpy(), to[listed].numpy())), shape=(count, count))
     start = start - start.mean(0)

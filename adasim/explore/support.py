@@ -105,12 +105,14 @@ def nearest_others(
 ) -> Nearest:
     """Compare every image with every other, once. A row that is not finite has no neighbours and is nobody's."""
     unit = unit_rows(features)
-    finite = torch.isfinite(unit[:, 0])
-    quantized = QuantizedRows(unit) if finite.all() and len(unit) > _CHUNK else None
+    all_finite = bool(torch.isfinite(unit[:, 0]).all())
+    quantized = QuantizedRows(unit) if all_finite and len(unit) > _CHUNK else None
     k = min(k, max(0, len(unit) - 1))
     distances, ids = torch.full((len(unit), k), torch.inf), torch.full((len(unit), k), -1)
     for block in torch.arange(len(unit)).split(_QUERIES) if k else ():
-        similarities, found = search(unit[block], unit, k + 1, quantized=quantized, row_norm=1.0)
+        similarities, found = search(
+            unit[block], unit, k + 1, quantized=quantized, row_norm=1.0 if all_finite else None
+        )
         own = found == block[:, None]
         own[:, -1] |= ~own.any(1)  # among more equal images than there are places an image may miss itself
         found, similarities = (of[~own].view(len(block), k) for of in (found, similarities))

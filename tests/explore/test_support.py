@@ -9,6 +9,7 @@ from adasim.data import open_images
 from adasim.eval.encoder import open_encoder
 from adasim.eval.evaluation import Extractor
 from adasim.explore.hunts import lonely, popularity, surprising
+from adasim.explore.map import coordinates
 from adasim.explore.open import augmented_support
 from adasim.explore.support import (
     Support,
@@ -63,6 +64,28 @@ def test_an_image_without_features_has_no_neighbours_and_is_nobodys() -> None:
     found = nearest_others(x, 3)
     assert (found.ids[5] == -1).all()
     assert torch.isinf(found.distances[5]).all()
+
+
+def test_many_images_without_features_take_nobody_elses_neighbours() -> None:
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+    x[48:] = torch.nan
+    assert torch.equal(nearest_others(x, 5).ids[:48], nearest_others(x[:48], 5).ids)
+
+
+def test_the_map_puts_clusters_apart_and_images_without_features_nowhere() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cluster = torch.arange(120) % 3
+    x = torch.eye(3)[cluster].repeat(1, 4) + 0.1 * torch.randn(120, 12, generator=generator)
+    x[7] = torch.nan
+    places = coordinates(x, nearest_others(x))
+    known = torch.arange(120) != 7
+    assert places[7].isnan().all()
+    assert torch.equal(places[known], coordinates(x, nearest_others(x))[known])
+    middles = torch.stack([places[known & (cluster == c)].mean(0) for c in range(3)])
+    assert torch.equal(torch.cdist(places[known], middles).argmin(1), cluster[known])
+    assert (
+        coordinates(x[:5], nearest_others(x[:5])).isfinite().all()
+    )  # too few for anything but principal components
 
 
 def test_the_nearest_others_are_those_of_a_full_sort_even_among_many_copies() -> None:
