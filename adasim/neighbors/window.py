@@ -79,21 +79,32 @@ def _ranked(ids: Array, similarities: Array, k: int | None) -> tuple[Array, Arra
     if not (real := candidates >= 0).all():  # padding is the first run of an image
         candidates, sums = candidates[real], sums[real]
         counts -= ids[:, 0] < 0
+    if k is not None and counts.max() > 4 * k:
+        candidates, sums, counts = _leading(candidates, sums, counts, k)
     # Each image's candidates in a row of a table, by keys that order by sum, then by smaller id.
     first = counts.cumsum() - counts
     width = max(k or 1, int(counts.max()))
     bits = width.bit_length()
     low = (1 << bits) - 1
-    table = np.full((C, width), _NOBODY)
     column = np.arange(len(candidates)) - np.repeat(first, counts)  # ids ascend with it
+    table = np.full((C, width), _NOBODY)
     table[np.arange(width) < counts[:, None]] = (sums << bits) + (low - column)
-    if k is not None and width > 4 * k:
-        table = np.partition(table, width - k, axis=1)[:, -k:]
     table.sort(axis=1)
     best = table[:, ::-1][:, :k]
     real = best > _NOBODY
     at = np.where(real, first[:, None] + (low - (best & low)), -1)
     return np.append(candidates, -1)[at].astype(np.int64), np.where(real, best >> bits, 0)
+
+
+def _leading(candidates: Array, sums: Array, counts: Array, k: int) -> tuple[Array, Array, Array]:
+    """The candidates whose sums reach the K-th of their image in its leading 32 bits: others need no 64-bit key."""
+    nobody = np.iinfo(np.int32).min
+    inside = np.arange(counts.max()) < counts[:, None]  # (C, width)
+    table = np.full(inside.shape, nobody, dtype=np.int32)
+    table[inside] = sums >> max(0, int(np.abs(sums).max()).bit_length() - 31)
+    kth = np.partition(table, -k, axis=1)[:, -k, None]
+    leading = table >= np.maximum(kth, nobody + 1)
+    return candidates[leading[inside]], sums[leading[inside]], leading.sum(1)
 
 
 def _sorted_ids(ids: Array) -> tuple[Array, Array]:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import timm
 import torch
 import torchvision
 from torch import nn
@@ -153,9 +152,3 @@ def test_small_stem_keeps_the_resolution():
 def test_what_cannot_be_built_is_refused(name, size, kwargs, words):
     with pytest.raises(UserError, match=words):
         build(name, size, **kwargs)
-
-
-def test_any_timm_name_is_the_timm_model():
-    backbone = build("convnext_atto", 64)
-    plain = timm.create_model("convnext_atto", num_classes=0)
-    assert backbone.net.state_dict().keys() == plain.state_dict().keys()

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adasim.neighbors import NeighborMemory, ShardedMemory, search
 from adasim.neighbors import memory as memory_module
-from adasim.neighbors.arithmetic import ieee_products
 
 Pair = tuple[Tensor, Tensor]
 
@@ -122,23 +121,6 @@ def test_a_cpus_products_are_never_bf16_inside_a_search() -> None:
         search(queries, rows, 10)
     assert watch.allowed == {"ieee"}
     assert torch.get_float32_matmul_precision() == "medium"
-
-
-@pytest.mark.usefixtures("_precision_as_before")
-def test_blocks_may_nest_and_a_failure_restores_too() -> None:
-    torch.set_float32_matmul_precision("high")
-
-    def fail() -> None:
-        with ieee_products(torch.device("cpu")):
-            with ieee_products(torch.device("cpu")):
-                pass
-            assert not torch.backends.cuda.matmul.allow_tf32
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert torch.get_float32_matmul_precision() == "high"
-    assert torch.backends.cuda.matmul.allow_tf32
 
 
 # ---- the memory ----

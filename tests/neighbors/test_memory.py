@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import adasim
 from adasim.neighbors import NeighborMemory
 from adasim.neighbors.memory import Ids
 from adasim.neighbors.window import on_grid, ranked_sums
@@ -456,10 +455,6 @@ def test_a_memory_describes_itself_and_moves() -> None:
     assert memory.to("meta") is memory
     assert memory.cache.device.type == "meta"
     assert memory.history_ids.device.type == "cpu"
-
-
-def test_the_package_lists_its_lazy_names() -> None:
-    assert {"NeighborMemory", "PairSampler", "pretrain", "load_backbone", "__version__"} <= set(dir(adasim))
 
 
 def test_bad_arguments_are_named() -> None:

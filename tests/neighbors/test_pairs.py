@@ -1,13 +1,8 @@
 import pytest
 import torch
 
-from adasim.neighbors import AdaSim, Nearest, NeighborMemory, Oracle, Standard
+from adasim.neighbors import Nearest, NeighborMemory, Oracle
 from adasim.util.errors import UserError
-
-
-def test_standard_pairs_are_the_identity() -> None:
-    assert torch.equal(Standard(5).partners(3), torch.arange(5))
-    assert Standard(5).partners(3, torch.tensor([4, 1])).tolist() == [4, 1]
 
 
 def test_nearest_takes_the_best_other_image_of_the_last_epoch() -> None:
@@ -27,17 +22,6 @@ def test_nearest_reads_the_newest_list_of_a_window_and_of_the_epoch_in_progress(
         assert memory.nearest_other().tolist() == newest
     memory.observe([0], torch.ones(1, 2))  # an empty cache ties: the list is 0, 1
     assert memory.nearest_other([0]).tolist() == [1]
-
-
-def test_adasim_draws_from_the_memory() -> None:
-    torch.manual_seed(0)
-    memory = NeighborMemory(50, 4, window=1, k=3)
-    for _ in range(2):
-        memory.observe(torch.arange(50), torch.randn(50, 4))
-        memory.end_epoch()
-    assert torch.equal(AdaSim(memory, 0.2, 5).partners(2), memory.draw_partners(2, 0.2, 5))
-    some = torch.tensor([3, 44])
-    assert torch.equal(AdaSim(memory, 0.2, 5).partners(2, some), memory.draw_partners(2, 0.2, 5)[some])
 
 
 def test_oracle_follows_its_schedule_and_stays_in_the_class() -> None:

@@ -1,6 +1,5 @@
 """`search` on a CPU against a brute force from its definition: fp64 scores rounded to fp32, ties to smaller ids."""
 
-import threading
 from contextlib import suppress
 
 import pytest
@@ -200,26 +199,3 @@ def test_a_search_in_inference_mode_leaves_memory_that_others_can_use() -> None:
     assert_same(search(rows[:3], rows, 4), first)
     rows.requires_grad_()
     assert_same(search(rows[:3], rows, 4), first)
-
-
-def test_searches_of_two_threads_and_the_next_search_leave_answers_alone() -> None:
-    torch.manual_seed(0)
-    many = [on_grid(torch.randn(4_000, 24)) for _ in range(2)]
-    expected = [search(rows[:64], rows, 5) for rows in many]
-    copies = [(similarities.clone(), ids.clone()) for similarities, ids in expected]
-    wrong: list[int] = []
-
-    def run(which: int) -> None:
-        for _ in range(20):
-            lists = search(many[which][:64], many[which], 5)
-            if not all(map(torch.equal, lists, copies[which])):
-                wrong.append(which)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    for lists, copy in zip(expected, copies, strict=True):
-        assert_same(lists, copy)
