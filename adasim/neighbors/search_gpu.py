@@ -76,10 +76,9 @@ def search_on_gpu(queries: Tensor, rows: Tensor, k: int, row_norm: float | None)
     queries = queries.float()
     bad = ~(queries.abs().amax(1) < torch.inf)  # of a NaN nothing is true
     queries = queries.masked_fill(bad[:, None], 0.0)
-    norms = (
-        torch.tensor(row_norm) if row_norm is not None else row_norms(rows).nan_to_num_(nan=0.0, posinf=0.0)
-    )
-    bound = norms.amax()
+    bound = torch.tensor(row_norm or 0.0)
+    if row_norm is None:
+        bound = row_norms(rows).nan_to_num_(nan=0.0, posinf=0.0).amax()  # of finite rows
     bound = torch.where(bound < _TOO_LONG, bound, torch.inf)
     first = (
         torch.float16 if rows.dtype == torch.float16 and _has_mixed_product(rows.device) else torch.float32
