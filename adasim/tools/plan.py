@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import timm
 import torch
@@ -296,28 +296,23 @@ WEIGHTS = {"cpu": "tf_efficientnet_lite0.in1k", "gpu": "vit_small_patch16_224.di
 """What a run goes on from where nobody says: small ones for a CPU, DINO's own for a GPU."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A model with its method and image size, and how many epochs of it are worth having."""
+class Setting(NamedTuple):
+    """A model with its method and image size. Fewer epochs than `epochs` are not worth having; fewer than `least` are
+    refused, since no window of lists would be full in time."""
 
     name: str
     epochs: int
     config: Config
     least: int = 4
-    """Below so many epochs it is refused: no window of lists would be full in time."""
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A configuration for these images on this machine, and why it is the one."""
+class Proposal(NamedTuple):
+    """A configuration for so many images on this machine, the seconds it will take, and the table of the plan."""
 
     config: Config
     seconds: float
-    """What the run will take at the speed that was measured."""
     lines: list[Line]
-    """The table of the plan."""
     images: int
-    """How many there are."""
 
 
 def propose(
