@@ -4,8 +4,11 @@
     support.py      every image's neighbours and their probabilities: from a memory, or from features
     open.py         from what a person names (a run, an encoder, features) to images and their supports
     looks.py        thumbnails, sizes and hashes of the pixels
+    align.py        two pictures laid over each other
     duplicates.py   equal and nearly equal images
-    hunts.py        suspicious labels, surprising and lonely images; all hunts together
+    labels.py       suspicious labels
+    map.py          all images in two dimensions
+    hunts.py        surprising and lonely images; all hunts together
     gallery.py      which images a gallery shows, and the picture
     lists.py        findings and galleries as tables: CSV, LaTeX
     map.py          a place in two dimensions for every image

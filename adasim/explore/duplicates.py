@@ -1,63 +1,59 @@
-"""Duplicates: equal pixels, and mutual nearest neighbours that are far closer than their surroundings."""
+"""Duplicates: equal pixels, pictures whose detail agrees once aligned, scenes that the encoder finds alike."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adasim.explore.support import Nearest
+from adasim.explore.align import SIDE, Aligned, align, unframed
+from adasim.explore.support import Nearest, nearest_others, unit_rows
+from adasim.neighbors.search import search
+from adasim.util.terminal import progress_bar
 
 Kind = Literal["exact", "near", "same scene"]
 KINDS: tuple[Kind, ...] = ("exact", "near", "same scene")
-_EXACT = -1.0  # in place of a difference
-_ROUNDING = 1e-6
 
-MUTUAL = 3
-"""Two images are mutual neighbours if each is among the other's so many nearest: a third copy must not be missed."""
-CANDIDATE, SCENE = 2.0, 4.0
-"""How far below the median a closeness must lie, in robust standard deviations: for a pair to be looked at as near
-copies, and to be listed as the same scene on the encoder's word alone."""
-DIFFERENCE = 0.4
-"""Near copies differ by at most this, see `thumbnail_difference`."""
-_SHIFT = 2  # pixels by which thumbnails are moved against each other
-_AT_ONCE = 1024  # images or pairs whose thumbnails are looked at
+CANDIDATES = 5
+"""Nearest images of each, by features and by their coarse looks, that may be copies."""
+_SURROUNDINGS = 10  # a distance is measured in parts of the distances to both images' neighbours of this rank
+_BY_FEATURES, _BY_LOOKS = 0.9, 0.6  # closer than this, in such parts, are candidates
+DETAIL, DETAIL_CHANGED = 0.7, 0.85
+"""The least correlation of detail of near copies; and of those that are mirrored, inverted, turned or scaled: so many
+ways are tried that strangers agree in some."""
+SCENE = 0.55
+"""Pairs that are closer than this by features, in parts of their surroundings, and far closer than others, show the
+same scene."""
+_AT_ONCE = 4096
+_EXACT = 2.0  # in place of a score
+
+
+class Link(NamedTuple):
+    """Two images of a group."""
+
+    score: float
+    how: str
+    i: int
+    j: int
 
 
 @dataclass(frozen=True)
-class Mutual:
-    """Pairs of mutual neighbours in some space, and how close they are for where they are."""
+class Pairs:
+    """Pairs that show the same."""
 
-    pairs: Tensor
-    """(P, 2): mutual neighbours, the smaller id first."""
-    closeness: Tensor
-    """(P,): their distance in parts of their scales' geometric mean."""
-    scale: Tensor
-    """(N,): the distance of each image to the last neighbour that was looked at."""
-
-    def threshold(self, deviations: float) -> float:
-        """The closeness so many robust standard deviations below the median of all these pairs.
-
-        That is exp(m - deviations * 1.4826 * median |log c - m|), with m the median of log c; 0 without any pair.
-        """
-        if not len(self.closeness):
-            return 0.0
-        logs = self.closeness.double().log()
-        median = logs.quantile(0.5)
-        deviation = 1.4826 * (logs - median).abs().quantile(0.5)
-        return float((median - deviations * deviation).exp())
-
-    def close(self, deviations: float) -> Tensor:
-        """(Q, 2): the mutual neighbours that stand out by so much."""
-        return self.pairs[self.closeness < self.threshold(deviations)]
-
-    def would_stand_out(self, pairs: Tensor, distances: Tensor, deviations: float) -> Tensor:
-        """(P,): whether pairs of images, neighbours or not, at these distances are as close as that."""
-        return _closeness(pairs, distances, self.scale) < self.threshold(deviations)
+    ids: Tensor
+    """(P, 2), the smaller one first."""
+    score: Tensor
+    """(P,): how well their detail agrees, up to 1."""
+    near: Tensor
+    """(P,): whether it agrees well enough for near copies; the others are the same scene to the encoder."""
+    how: list[str]
+    """What was done to one of them, in words."""
 
 
 @dataclass(frozen=True)
@@ -66,141 +62,168 @@ class Group:
 
     members: list[int]
     kind: Kind
-    difference: float
-    """The largest difference of thumbnails along the links that hold the group together; 0 for equal pixels."""
+    score: float
+    """The least score of the links that hold the group together; 1 for equal pixels."""
     straddles: bool
     """Whether some are in one split and some in another."""
+    how: str = ""
+    """What was done to the copy with that score."""
 
 
-def mutual_neighbours(nearest: Nearest, mutual: int = MUTUAL) -> Mutual:
-    """Pairs that are among each other's nearest.
+def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
+    """Near copies and scenes among the nearest images.
 
-    How close is close differs between encoders and between dense and sparse regions. So a distance is measured in
-    parts of the distances to both images' K-th neighbours.
-    """
-    distances, ids = nearest.distances, nearest.ids
-    count, width = ids.shape
-    near = ids[:, : min(mutual, width)]
-    listed = near >= 0
-    i, j = torch.arange(count)[:, None].expand_as(near)[listed], near[listed]
-    keys, place, times = (torch.minimum(i, j) * count + torch.maximum(i, j)).unique(
-        return_inverse=True, return_counts=True
-    )
-    between = torch.empty(len(keys)).index_copy_(0, place, distances[:, : near.shape[1]][listed])
-    both = times == 2
-    pairs = torch.stack([keys[both] // count, keys[both] % count], 1)
-    scale = torch.full((count,), _ROUNDING)
-    if width:
-        scale = torch.maximum(scale, distances.masked_fill(~torch.isfinite(distances), 0).amax(1))
-    return Mutual(pairs, _closeness(pairs, between[both], scale), scale)
-
-
-def looks_as_features(small: Tensor) -> Tensor:
-    """Thumbnails (N, 3, 32, 32) as unit vectors: blurred, so that a shift or a slight turn matters little, and
-    without brightness and contrast. A plain image becomes 0.
-    """
-    rows = []
-    for block in small.split(_AT_ONCE):
-        blurred = F.avg_pool2d(block.float(), 6, stride=4, padding=1, count_include_pad=False)  # (B, 3, 8, 8)
-        rows.append(_standard(blurred).flatten(1))
-    return torch.cat(rows)
-
-
-def coarse_difference(small: Tensor, pairs: Tensor) -> Tensor:
-    """(P,): the cosine distance of two images' `looks_as_features`, or of one's and the other's mirror image."""
-    a, b = looks_as_features(small[pairs[:, 0]]), small[pairs[:, 1]]
-    plain, mirrored = ((a * looks_as_features(view)).sum(1) for view in (b, b.flip(-1)))
-    return (1 - torch.maximum(plain, mirrored)).clamp(min=0)
-
-
-def thumbnail_difference(small: Tensor, pairs: Tensor) -> Tensor:
-    """(P,): how different the fine detail of two images is, from 0 (the same up to contrast) to 2.
-
-    Copies share their detail; two pictures of the sky only share what is coarse. So each thumbnail less its own
-    blur (5 x 5) is compared: one minus their correlation, the least over shifts by up to two pixels and over a
-    mirror. An image without any detail differs from all by 1.
+    Candidates are close for where they are, by features or by their coarse looks without colour: an encoder may
+    tell copies apart, and a mirrored copy looks far away. They are aligned, and their detail is compared, in which
+    two skies or two front views of a car differ. No threshold is taken from how close other pairs are, so that copies
+    are found however many there are.
 
     Args:
-        small: (N, 3, 32, 32)
-        pairs: (P, 2) ids.
+        nearest: by features.
+        small: (N, 3, 32, 32) uint8.
     """
-    differences = [torch.empty(0)]
-    for block in pairs.split(_AT_ONCE):
-        a, b = (_detail(small[block[:, side]]) for side in (0, 1))
-        inner = a.shape[-1] - 2 * _SHIFT
-        a = _standard(a[:, :, _SHIFT : _SHIFT + inner, _SHIFT : _SHIFT + inner])
-        alike = torch.full((len(block),), -1.0)
-        for view in (b, b.flip(-1)):
-            for y in range(2 * _SHIFT + 1):
-                for x in range(2 * _SHIFT + 1):
-                    shifted = _standard(view[:, :, y : y + inner, x : x + inner])
-                    alike = torch.maximum(alike, (a * shifted).sum((1, 2, 3)))
-        differences.append((1 - alike).clamp(min=0))
-    return torch.cat(differences)
+    grey = torch.cat([part.float().mean(1, keepdim=True) for part in small.split(_AT_ONCE)])
+    inner, framed = unframed(grey)
+    by_features, closeness = close_pairs(nearest, math.inf, surroundings(nearest))
+    looks = coarse_looks(inner)
+    by_looks = nearest_others(looks, _SURROUNDINGS)
+    scale = surroundings(by_looks)
+    similarities, opposite = search(unit_rows(-looks), unit_rows(looks), 1)  # inverted copies
+    inverted = Nearest(1 - similarities, opposite)
+    alike = [close_pairs(of, _BY_LOOKS, scale)[0] for of in (by_looks, inverted)]
+    everything = torch.cat([by_features[closeness < _BY_FEATURES], *alike, _of_framed(inner, grey, framed)])
+    ids = everything.unique(dim=0)
+    with progress_bar("copies", len(ids)) as advance:
+        found = align(inner, ids, advance)
+    near = found.detail >= torch.where(found.changed(), DETAIL_CHANGED, DETAIL)
+    copies = {tuple(pair) for pair in ids[near].tolist()}
+    other = torch.tensor([tuple(pair) not in copies for pair in by_features.tolist()], dtype=torch.bool)
+    limit = min(SCENE, far_below(closeness[other]))
+    scenes = {tuple(pair) for pair in by_features[other & (closeness < limit)].tolist()}
+    listed = near | torch.tensor([tuple(pair) in scenes for pair in ids.tolist()], dtype=torch.bool)
+    how = [
+        in_words(found, int(n), small[ids[n]], framed[ids[n]]) if near[n] else ""
+        for n in listed.nonzero()[:, 0]
+    ]
+    return Pairs(ids[listed], found.detail[listed].clamp(0, 1), near[listed], how)
 
 
-def near_and_scenes(features: Mutual, looks: Mutual, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs (P, 2) of near copies and of scenes, how different their thumbnails are, and which are near copies.
+def surroundings(nearest: Nearest) -> Tensor:
+    """(N,): the distance of each image to its tenth neighbour, or half the usual one, where ten others are copies.
 
-    Looked at is what stands out among the features or among the blurred thumbnails: an encoder may have learned to
-    tell copies apart, and a mirrored copy looks far away. Near copies must be close by their blurred thumbnails,
-    which cannot tell two skies apart, and agree in detail, in which two brick walls do.
+    How close is close differs between encoders and between dense and sparse regions: distances are measured in parts
+    of this.
     """
-    candidates = torch.cat([features.close(CANDIDATE), looks.close(CANDIDATE)])
-    pairs = candidates.unique(dim=0) if len(candidates) else candidates
-    differences = thumbnail_difference(small, pairs)
-    apart = coarse_difference(small, pairs)
-    near = (differences <= DIFFERENCE) & looks.would_stand_out(pairs, apart, CANDIDATE)
-    scenes = {tuple(pair) for pair in features.close(SCENE).tolist()}
-    listed = near | torch.tensor([tuple(pair) in scenes for pair in pairs.tolist()], dtype=torch.bool)
-    return pairs[listed], differences[listed], near[listed]
+    if not nearest.ids.shape[1]:
+        return torch.ones(len(nearest.ids))
+    far = nearest.distances[:, :_SURROUNDINGS].masked_fill(nearest.ids[:, :_SURROUNDINGS] < 0, 0).amax(1)
+    known = far[nearest.ids[:, 0] >= 0]
+    return far.clamp(min=max(1e-6, float(known.median()) / 2) if len(known) else 1e-6)
+
+
+def close_pairs(nearest: Nearest, closer: float, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs (P, 2) of images and their first neighbours that are close for where they are, and how close (P,)."""
+    other, count = nearest.ids[:, :CANDIDATES], len(nearest.ids)
+    own = torch.arange(count)[:, None].expand_as(other)
+    closeness = nearest.distances[:, :CANDIDATES] / (scale[own] * scale[other.clamp(min=0)]).sqrt()
+    close = (other >= 0) & (other != own) & (closeness < closer)
+    pairs = torch.stack([torch.minimum(own, other), torch.maximum(own, other)], 2)[close]
+    keys, place = (pairs[:, 0] * count + pairs[:, 1]).unique(return_inverse=True)
+    closest = torch.empty(len(keys)).index_copy_(0, place, closeness[close])
+    return torch.stack([keys // count, keys % count], 1), closest
+
+
+def far_below(closeness: Tensor) -> float:
+    """Four robust standard deviations below the median, on a logarithmic scale; 0 without any."""
+    if not len(closeness):
+        return 0.0
+    logs = closeness.clamp(min=1e-6).log()
+    deviation = 1.4826 * (logs - logs.median()).abs().median()
+    return float((logs.median() - 4 * deviation).exp())
+
+
+def coarse_looks(grey: Tensor) -> Tensor:
+    """Pictures (N, 1, 32, 32) as unit vectors (N, 64), blurred, without brightness and contrast; NaN if plain."""
+    blurred = F.avg_pool2d(grey, 6, stride=4, padding=1, count_include_pad=False).flatten(1)
+    centred = blurred - blurred.mean(1, keepdim=True)
+    norm = centred.norm(dim=1, keepdim=True)
+    return torch.where(norm > 8, centred / norm.clamp(min=1), torch.nan)
+
+
+def _of_framed(inner: Tensor, grey: Tensor, framed: Tensor) -> Tensor:
+    """(P, 2): pictures that had a frame, and those whose middle looks like what is left of them."""
+    ids = framed.nonzero()[:, 0]
+    if not len(ids):
+        return torch.empty(0, 2, dtype=torch.int64)
+    middle = F.interpolate(grey[:, :, 4:-4, 4:-4], (SIDE, SIDE), mode="bilinear", align_corners=False)
+    looks = unit_rows(coarse_looks(middle))
+    found = search(unit_rows(coarse_looks(inner[ids])), looks, min(CANDIDATES, len(grey)))[1]
+    own = ids[:, None].expand_as(found)
+    pairs = torch.stack([torch.minimum(own, found), torch.maximum(own, found)], 2)
+    return pairs[(found >= 0) & (found != own)]
+
+
+def in_words(found: Aligned, n: int, pictures: Tensor, framed: Tensor) -> str:
+    """What was done to one picture of pair n to make the other, as far as the alignment tells."""
+    (a, b), (c, d) = found.warp[n].tolist()
+    mirrored = a * d - b * c < 0
+    if mirrored:
+        a, b = -a, -b
+    across, down = math.hypot(a, c), math.hypot(b, d)
+    cut = min(across * down, 1 / max(across * down, 1e-6)) ** 0.5
+    turn = abs(math.degrees(math.atan2(c - b, a + d)))
+    grey = [float((picture.float() - picture.float().mean(0)).abs().mean()) for picture in pictures]
+    words = [
+        "mirrored" if mirrored else "",
+        "inverted" if found.inverted[n] else "",
+        "framed" if framed[0] != framed[1] else "",
+        "without colour" if min(grey) < 1 < 4 < max(grey) else "",
+        f"turned by {turn:.0f} degrees" if turn > 3 else "",
+        f"cut to {cut:.0%}" if cut < 0.96 and framed[0] == framed[1] else "",
+        "stretched" if max(across, down) > 1.08 * min(across, down) else "",
+    ]
+    return ", ".join(filter(None, words))
 
 
 def find_groups(
-    hashes: Sequence[str],
-    pairs: Tensor,
-    differences: Tensor,
-    near: Tensor,
-    splits: Sequence[int],
-    sizes: Sequence[int],
+    hashes: Sequence[str], pairs: Pairs, splits: Sequence[int], sizes: Sequence[int]
 ) -> list[Group]:
-    """Equal pixels, and pairs that stand out, as groups: straddling ones first, then exact, near, same scene.
+    """Equal pixels and pairs as groups: straddling ones first, then exact, near, same scene, each by score.
 
     Args:
-        hashes: of each image's pixels; "" is equal to nothing.
-        pairs: (P, 2), as `near_and_scenes` gives them, with
-        differences: (P,) of their thumbnails, and
-        near: (P,), whether they are near copies.
+        hashes: of each image's pixels; "" is equal to nothing, and in no group.
         splits: the number of each image's split; the last one is the test split where there are several.
         sizes: of each image, in pixels: the largest is kept, in a group that straddles the largest of the last split.
     """
-    copies: list[tuple[int, int, float]] = []
-    scenes: list[tuple[int, int, float]] = []
+    copies: list[Link] = []
+    scenes: list[Link] = []
     first: dict[str, int] = {}
     for i, digest in enumerate(hashes):
         if digest and digest in first:
-            copies.append((first[digest], i, _EXACT))
+            copies.append(Link(_EXACT, "", first[digest], i))
         first.setdefault(digest, i)
-    for (i, j), difference, is_near in zip(pairs.tolist(), differences.tolist(), near.tolist(), strict=True):
-        if not hashes[i] or hashes[i] != hashes[j]:
-            (copies if is_near else scenes).append((i, j, difference))
+    for (i, j), *link, is_near in zip(
+        pairs.ids.tolist(), pairs.score.tolist(), pairs.how, pairs.near.tolist(), strict=True
+    ):
+        if hashes[i] and hashes[j] and hashes[i] != hashes[j]:  # given features may know an unreadable image
+            (copies if is_near else scenes).append(Link(*link, i, j))
     # Near copies and mere resemblance are not mixed: a chain of scenes must not swallow a pair of copies.
     of_copies = _joined(copies)
     taken = {i for members, _ in of_copies for i in members}
-    of_scenes = _joined([link for link in scenes if link[0] not in taken and link[1] not in taken])
+    of_scenes = _joined([link for link in scenes if not {link.i, link.j} & taken])
     made = []
     for number, (members, worst) in enumerate(of_copies + of_scenes):
-        kind: Kind = "exact" if worst == _EXACT else "near" if number < len(of_copies) else "same scene"
+        kind: Kind = "exact" if worst.score == _EXACT else "near" if number < len(of_copies) else "same scene"
         inside = {splits[i] for i in members}
         keepable = [i for i in members if splits[i] == max(inside)]
         keep = max(keepable, key=lambda i: (sizes[i], -i))
         others = [i for i in members if i != keep]
-        made.append(Group([keep, *others], kind, max(worst, 0.0), len(inside) > 1))
-    return sorted(made, key=lambda g: (not g.straddles, KINDS.index(g.kind), g.difference, min(g.members)))
+        made.append(Group([keep, *others], kind, min(worst.score, 1.0), len(inside) > 1, worst.how))
+    return sorted(made, key=lambda g: (not g.straddles, KINDS.index(g.kind), -g.score, min(g.members)))
 
 
-def _joined(links: list[tuple[int, int, float]]) -> list[tuple[list[int], float]]:
-    """Connected components with more than one member, ascending, and the largest value of a link within."""
+def _joined(links: list[Link]) -> list[tuple[list[int], Link]]:
+    """Connected components with more than one member, ascending, and the link with the least score within."""
     parent: dict[int, int] = {}
 
     def root(i: int) -> int:
@@ -209,29 +232,12 @@ def _joined(links: list[tuple[int, int, float]]) -> list[tuple[list[int], float]
             parent[i] = i = parent[parent[i]]
         return i
 
-    for i, j, _ in links:
-        parent[root(i)] = root(j)
+    for link in links:
+        parent[root(link.i)] = root(link.j)
     members: dict[int, list[int]] = {}
     for i in sorted(parent):
         members.setdefault(root(i), []).append(i)
-    worst: dict[int, float] = {}
-    for i, _, value in links:
-        worst[root(i)] = max(worst.get(root(i), _EXACT), value)
+    worst: dict[int, Link] = {}
+    for link in links:
+        worst[root(link.i)] = min(worst.get(root(link.i), link), link)
     return [(joined, worst[key]) for key, joined in members.items()]
-
-
-def _closeness(pairs: Tensor, distances: Tensor, scale: Tensor) -> Tensor:
-    return distances.clamp(min=_ROUNDING) / (scale[pairs[:, 0]] * scale[pairs[:, 1]]).sqrt()
-
-
-def _detail(small: Tensor) -> Tensor:
-    """Thumbnails less their own blur."""
-    pixels = small.float()
-    return pixels - F.avg_pool2d(pixels, 5, stride=1, padding=2, count_include_pad=False)
-
-
-def _standard(pixels: Tensor) -> Tensor:
-    """Pixels (B, C, h, w) less their mean, with norm 1; 0 where hardly anything is left."""
-    centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
-    norm = centred.square().sum((1, 2, 3), keepdim=True).sqrt()
-    return torch.where(norm > 1, centred / norm.clamp(min=1), 0.0)

@@ -7,19 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adasim.explore.duplicates import (
-    Group,
-    find_groups,
-    looks_as_features,
-    mutual_neighbours,
-    near_and_scenes,
-)
+from adasim.explore.duplicates import Group, find_groups, find_pairs
 from adasim.explore.labels import LabelFindings, find_wrong_labels
 from adasim.explore.looks import Looks
 from adasim.explore.open import Opened, find_nearest
-from adasim.explore.support import Nearest, Support, nearest_others
-
-_MUTUAL = 10  # nearest images that duplicates look at
+from adasim.explore.support import Support
 
 # ---- outliers ----
 
@@ -74,20 +66,8 @@ def hunt(opened: Opened, looks: Looks) -> Findings:
     """Run every hunt."""
     collection, support, features = opened.collection, opened.support, opened.features
     nearest = opened.nearest or find_nearest(features)
-    readable = torch.tensor([bool(digest) for digest in looks.hashes])
-    pictures = torch.where(readable[:, None], looks_as_features(looks.small), torch.nan)
-    few = Nearest(nearest.distances[:, :_MUTUAL], nearest.ids[:, :_MUTUAL])
-    pairs, differences, near = near_and_scenes(
-        mutual_neighbours(few), mutual_neighbours(nearest_others(pictures, _MUTUAL)), looks.small
-    )
-    usable = readable[pairs].all(1)  # given features may know an image that cannot be read
     groups = find_groups(
-        looks.hashes,
-        pairs[usable],
-        differences[usable],
-        near[usable],
-        collection.split_of,
-        looks.sizes.prod(1).tolist(),
+        looks.hashes, find_pairs(nearest, looks.small), collection.split_of, looks.sizes.prod(1).tolist()
     )
     labels = None
     if collection.labels is not None:

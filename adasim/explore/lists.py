@@ -52,10 +52,11 @@ def _duplicates(collection: Collection, groups: Sequence[Group]) -> Table:
     rows = []
     for number, group in enumerate(groups, 1):
         labels = {collection.class_name(i) for i in group.members}
+        how = f", {group.how}" if group.how else ""
         reason = {
             "exact": "The same pixels.",
-            "near": f"Nearly the same picture (its detail differs by {group.difference:.2f}).",
-            "same scene": f"Alike to the encoder, though the detail differs (by {group.difference:.2f}).",
+            "near": f"Nearly the same picture{how}: its detail agrees by {group.score:.2f}.",
+            "same scene": f"Alike to the encoder; the detail agrees by {group.score:.2f} only.",
         }[group.kind]
         if group.straddles:
             reason += f" In {' and '.join(collection.splits)}: what is tested was trained on."
@@ -64,7 +65,7 @@ def _duplicates(collection: Collection, groups: Sequence[Group]) -> Table:
         for place, i in enumerate(group.members):
             keep = "no" if place else "yes"
             straddles = "yes" if group.straddles else "no"
-            score = f"{1 - group.difference:.4f}"
+            score = f"{group.score:.4f}"
             rows.append((*_image(collection, i), score, str(number), group.kind, keep, straddles, reason))
     return Table((*IMAGE, "score", "group", "kind", "keep", "straddles", "reason"), rows)
 

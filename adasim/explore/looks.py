@@ -15,14 +15,15 @@ from PIL import Image
 from torch import Tensor
 
 from adasim.data import ImageSet, Unreadable
+from adasim.explore.align import SIDE
 
-SMALL = 32
-"""Side in pixels of the thumbnails that duplicates are compared by."""
 TILE = 112
 """Side in pixels of the largest thumbnail on the page."""
-COLUMNS = 4
-"""Tiles in a row, and rows, of a sheet: small sheets, since a list of findings jumps between many of them."""
 _LOSSLESS = 48  # tiles up to this side keep every pixel
+_FEW, _MANY = (
+    8,
+    16,
+)  # tiles in a row, and rows, of a sheet of large or small tiles: it is decoded in milliseconds
 _CHUNK = 512  # images read at a time
 
 
@@ -35,11 +36,12 @@ class Looks:
     hashes: list[str]
     """Of each image's pixels; "" for an image that cannot be read."""
     small: Tensor
-    """(N, 3, SMALL, SMALL) uint8."""
+    """(N, 3, SIDE, SIDE) uint8."""
     sheets: list[bytes]
-    """WebP files of COLUMNS x COLUMNS tiles each."""
+    """WebP files of `columns` x `columns` tiles each."""
     tile: int
     """Side of a tile in pixels."""
+    columns: int
     unreadable: dict[int, str]
     """{id: where and why}"""
 
@@ -49,11 +51,11 @@ def look(sets: Sequence[ImageSet], advance: Callable[[int], None] = lambda count
     places = [(images, i) for images in sets for i in range(len(images))]
     count = len(places)
     sizes = torch.zeros(count, 2, dtype=torch.int64)
-    small = torch.zeros(count, 3, SMALL, SMALL, dtype=torch.uint8)
+    small = torch.zeros(count, 3, SIDE, SIDE, dtype=torch.uint8)
     hashes = [""] * count
     tiles: list[np.ndarray | None] = []  # that are in no sheet yet
     sheets: list[bytes] = []
-    side, per = 1, COLUMNS * COLUMNS
+    side = 1
     unreadable: dict[int, str] = {}
     with ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
         for start in range(0, count, _CHUNK):
@@ -68,12 +70,14 @@ def look(sets: Sequence[ImageSet], advance: Callable[[int], None] = lambda count
                     hashes[i] = seen.hash
                     tiles.append(seen.tile)
                     side = max(side, *seen.tile.shape[:2])
-            while side == TILE and len(tiles) >= per:  # no tile is larger: thumbnails need not wait
-                sheets.append(_sheet(tiles[:per], side))
-                del tiles[:per]
+            while side == TILE and len(tiles) >= _FEW**2:  # no tile is larger: thumbnails need not wait
+                sheets.append(_sheet(tiles[: _FEW**2], side, _FEW))
+                del tiles[: _FEW**2]
             advance(len(chunk))
-    sheets += [_sheet(tiles[first : first + per], side) for first in range(0, len(tiles), per)]
-    return Looks(sizes, hashes, small, sheets, side, unreadable)
+    columns = _MANY if side <= _LOSSLESS else _FEW
+    for first in range(0, len(tiles), columns**2):
+        sheets.append(_sheet(tiles[first : first + columns**2], side, columns))
+    return Looks(sizes, hashes, small, sheets, side, columns, unreadable)
 
 
 @dataclass
@@ -93,7 +97,7 @@ def _look_at(place: tuple[ImageSet, int]) -> _One | str:
     array = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
     digest = hashlib.sha256(str(array.shape).encode() + array.tobytes()).hexdigest()[:32]
     picture = Image.fromarray(array)
-    small = np.asarray(picture.resize((SMALL, SMALL), Image.Resampling.BOX))
+    small = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BOX))
     picture.thumbnail((TILE, TILE), Image.Resampling.LANCZOS)  # keeps the shape, never enlarges
     return _One(
         size=(int(pixels.shape[1]), int(pixels.shape[2])),
@@ -103,14 +107,14 @@ def _look_at(place: tuple[ImageSet, int]) -> _One | str:
     )
 
 
-def _sheet(tiles: Sequence[np.ndarray | None], side: int) -> bytes:
-    """Up to COLUMNS x COLUMNS tiles side by side, each in the middle of its square, on nothing."""
-    sheet = np.zeros((COLUMNS * side, COLUMNS * side, 4), dtype=np.uint8)
+def _sheet(tiles: Sequence[np.ndarray | None], side: int, columns: int) -> bytes:
+    """Up to columns x columns tiles side by side, each in the middle of its square, on nothing."""
+    sheet = np.zeros((columns * side, columns * side, 4), dtype=np.uint8)
     for place, tile in enumerate(tiles):
         if tile is not None:
             height, width = tile.shape[:2]
-            top = place // COLUMNS * side + (side - height) // 2
-            left = place % COLUMNS * side + (side - width) // 2
+            top = place // columns * side + (side - height) // 2
+            left = place % columns * side + (side - width) // 2
             sheet[top : top + height, left : left + width, :3] = tile
             sheet[top : top + height, left : left + width, 3] = 255
     file = io.BytesIO()

@@ -23,7 +23,7 @@ from adasim.data import ImageSet
 from adasim.explore.collection import Collection
 from adasim.explore.hunts import Findings, hunt
 from adasim.explore.lists import Table, tables
-from adasim.explore.looks import COLUMNS, Looks, look
+from adasim.explore.looks import Looks, look
 from adasim.explore.map import coordinates
 from adasim.explore.open import Opened, Say, find_nearest
 from adasim.explore.support import Support
@@ -203,7 +203,7 @@ def payload(explored: Exploration, page: Path, sheets: list[bytes] | None) -> di
         },
         "sheets": {
             "tile": looks.tile,
-            "columns": getattr(looks, "columns", COLUMNS),
+            "columns": looks.columns,
             "folder": quote(os.fsencode(sheets_folder(page).name)),
             "inline": None if sheets is None else [base64.b64encode(sheet).decode() for sheet in sheets],
         },

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image, ImageDraw
 
+from adasim.explore.align import align
 from adasim.explore.collection import Collection
-from adasim.explore.duplicates import thumbnail_difference
 from adasim.explore.open import open_backbone
 from adasim.explore.page import Exploration, explore
 from adasim.options import ExploreOptions
@@ -77,7 +77,8 @@ def across_splits(found: Exploration) -> list[Pair]:
             continue
         train = [i for i in group.members if not is_test(found.collection, i)]
         for test in (i for i in group.members if is_test(found.collection, i)):
-            differences = thumbnail_difference(found.looks.small, torch.tensor([(i, test) for i in train]))
+            grey = found.looks.small[[*train, test]].float().mean(1, keepdim=True)
+            differences = 1 - align(grey, torch.tensor([(n, len(train)) for n in range(len(train))])).detail
             best = int(differences.argmin())
             pairs.append(Pair(float(differences[best]), test, train[best]))
     return sorted(pairs)

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from explore.explored import HOSTILE, Explored, explored, make_folder
 
-from adasim.explore.looks import COLUMNS
 from adasim.explore.page import write_page
 from adasim.util.csv import to_csv
 from adasim.util.terminal import printable
@@ -827,4 +826,4 @@ def test_without_labels_the_label_view_says_why_it_is_empty(alone: Tab, tmp_path
             return image.naturalWidth;
         }"""
     )
-    assert loaded == COLUMNS * 32
+    assert loaded == alone.explored.found.looks.columns * 32
