@@ -202,11 +202,10 @@ def find_groups(
         if digest and digest in first:
             copies.append(Link(_EXACT, "", first[digest], i))
         first.setdefault(digest, i)
-    for (i, j), *link, is_near in zip(
-        pairs.ids.tolist(), pairs.score.tolist(), pairs.how, pairs.near.tolist(), strict=True
-    ):
+    found = zip(pairs.ids.tolist(), pairs.score.tolist(), pairs.how, pairs.near.tolist(), strict=True)
+    for (i, j), score, how, is_near in found:
         if hashes[i] and hashes[j] and hashes[i] != hashes[j]:  # given features may know an unreadable image
-            (copies if is_near else scenes).append(Link(*link, i, j))
+            (copies if is_near else scenes).append(Link(score, how, i, j))
     # Near copies and mere resemblance are not mixed: a chain of scenes must not swallow a pair of copies.
     of_copies = _joined(copies)
     taken = {i for members, _ in of_copies for i in members}

@@ -30,7 +30,9 @@ def copies_of(original: Tensor) -> dict[str, Tensor]:
     warp = torch.nn.functional.grid_sample
 
     def warped(matrix: list[list[float]]) -> Tensor:
-        grid = torch.nn.functional.affine_grid(torch.tensor(matrix).expand(len(x), 2, 3), x.shape, False)
+        grid = torch.nn.functional.affine_grid(
+            torch.tensor(matrix).expand(len(x), 2, 3), list(x.shape), False
+        )
         return warp(x, grid, padding_mode="border", align_corners=False)
 
     turn = math.radians(12)
