@@ -17,9 +17,9 @@ from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 
-SMALL = "--epochs 2 --batch-size 16 --neighbors.window 1 --neighbors.k 2 --views.size 16 --data.workers 0"
 WAY = (
-    f"pretrain desk-resnet --data photos --out run --no-curves --no-compare --device cpu {SMALL}",
+    "pretrain desk-resnet --data photos --out run --no-curves --no-compare --device cpu --epochs 2 --batch-size 16 "
+    "--neighbors.window 1 --neighbors.k 2 --views.size 16 --data.workers 0",
     "explore run --out page.html --workers 0 --device cpu",
 )
 
@@ -40,7 +40,7 @@ def walk(package: Path) -> int:
     import numpy as np
     from PIL import Image
 
-    from adasim.cli.main import main
+    from adasim.cli.main import main  # of the checkout
 
     files: set[str] = set()
 
@@ -49,10 +49,9 @@ def walk(package: Path) -> int:
             files.add(frame.f_code.co_filename)
 
     random = np.random.default_rng(0)
+    Path("photos").mkdir()
     for i in range(48):
-        folder = Path("photos") / f"class{i % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (80, 80, 3), np.uint8)).save(folder / f"{i}.png")
+        Image.fromarray(random.integers(0, 256, (80, 80, 3), np.uint8)).save(f"photos/{i}.png")
     threading.setprofile(note)
     sys.setprofile(note)
     for line in WAY:
@@ -65,8 +64,8 @@ def main() -> None:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
     package = root / "adasim"
     files = list(package.rglob("*.py"))
-    modules = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in files}
-    modules = {path: name.removesuffix(".__init__") for path, name in modules.items()}
+    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in files}
+    modules = {path: name.removesuffix(".__init__") for path, name in names.items()}
     importers = Counter(name for path in files for name in imported(path, modules.values()) - {modules[path]})
     once = sorted(name for name, count in importers.items() if count == 1)
     stems = Counter(path.stem for path in files if path.parent.name != "cli" and path.stem[0] != "_")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from helpers import refusal
 
+from adasim.cli.apply import ApplyArguments
 from adasim.cli.demo import DemoArguments
 from adasim.cli.embed import EmbedArguments
 from adasim.cli.evaluate import Encoder, TableArguments
@@ -43,6 +44,7 @@ OTHERS: dict[str, Any] = {
     "pretrain photos OPTION --data gone": PhotosArguments,
     "plan OPTION --batch 0": PlanArguments,
     "demo OPTION --out run": DemoArguments,
+    "apply gone --data gone --out new OPTION": ApplyArguments,
     "embed pixels --out x.npz OPTION --data gone": EmbedArguments,
     "similar pixels fifo OPTION --in gone": SimilarArguments,
     "export no/where --to timm OPTION": ExportArguments,
