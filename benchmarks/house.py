@@ -1,7 +1,6 @@
-"""How large the house is, and through how many of its files an image goes: python benchmarks/house.py [CHECKOUT]
+"""Lines, files and the way of an image through them: python benchmarks/house.py [CHECKOUT]
 
-The package without the page's HTML, CSS and JavaScript; the way of an image is the files of which some function runs
-while a folder of photos is pretrained on and explored.
+The way is the files of which some function runs while a folder of photos is pretrained on and explored.
 """
 
 from __future__ import annotations
@@ -48,15 +47,14 @@ def walk(package: Path) -> int:
         if event == "call" and frame.f_code.co_flags & 1:  # a function, not the body of a module or a class
             files.add(frame.f_code.co_filename)
 
-    random = np.random.default_rng(0)
     Path("photos").mkdir()
     for i in range(48):
-        Image.fromarray(random.integers(0, 256, (80, 80, 3), np.uint8)).save(f"photos/{i}.png")
+        noise = np.random.default_rng(i).integers(0, 256, (80, 80, 3), np.uint8)
+        Image.fromarray(noise).save(f"photos/{i}.png")
     threading.setprofile(note)
     sys.setprofile(note)
     for line in WAY:
         main(line.split())
-    sys.setprofile(None)
     return sum(Path(file).is_relative_to(package) for file in files)
 
 
@@ -70,10 +68,10 @@ def main() -> None:
     once = sorted(name for name, count in importers.items() if count == 1)
     stems = Counter(path.stem for path in files if path.parent.name != "cli" and path.stem[0] != "_")
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
-    command = [sys.executable, __file__, "--walk", str(package)]
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-        way = subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True, text=True)
+        walk = [sys.executable, __file__, "--walk", str(package)]
+        way = subprocess.run(walk, cwd=folder, env=env, check=True, capture_output=True, text=True)
     rows = {
         "lines of the package": sum(len(path.read_text().splitlines()) for path in files),
         "files of the package": len(files),
