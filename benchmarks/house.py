@@ -55,7 +55,7 @@ def walk(package: Path) -> int:
     sys.setprofile(note)
     for line in WAY:
         main(line.split())
-    return sum(Path(file).is_relative_to(package) for file in files)
+    return sum(Path(file).is_relative_to(package) for file in list(files))  # which grows meanwhile
 
 
 def main() -> None:
