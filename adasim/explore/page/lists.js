@@ -211,11 +211,12 @@ function cardHeading({ name }, item) {
 }
 
 const SHOWN = new Set(["id", "split", "file", "label", "score", "suggested", "reason", "group", "kind", "keep", "straddles",
-  "judge", "best_match", "nearest"]);
-const JUDGES = { both: "neighbours and probe agree", neighbours: "the neighbours alone", probe: "the probe alone" };
+  "judge", "best_match", "nearest", "neighbours_own", "neighbours_suggested", "probe_own", "probe_suggested"]);  // or in the reason
+const JUDGES = { both: "neighbours and probe agree", neighbours: "the neighbours say so, the probe does not",
+  probe: "the probe says so, the neighbours do not" };
 function numbersOf(row) {  // what else the list knows of an image
   const entries = Object.entries(row).filter(([column, value]) => !SHOWN.has(column) && value !== "");
-  return [row.judge ? `judged by ${JUDGES[row.judge] || row.judge}` : "", row.score ? `score ${Number(row.score).toFixed(2)}` : "",
+  return [JUDGES[row.judge] || "", row.score ? `score ${Number(row.score).toFixed(2)}` : "",
     ...entries.map(([column, value]) => `${column.replaceAll("_", " ")} ${Number.isNaN(Number(value)) ? value : Number(value).toFixed(2)}`)]
     .filter(Boolean).join(" · ");
 }
@@ -244,11 +245,11 @@ function card(view, item) {
   const more = numbersOf(item.row);
   const files = name === "duplicates"
     ? h("p", { class: "files" }, `${more} · `, item.ids.slice(0, 3).flatMap((id, n) => [n ? " · " : "", text(nameOf(id))]))
-    : h("p", { class: "files" }, out ? `Left out in ${out.view} · ` : "", text(nameOf(i)), ` · ${splitOf(i)} · image ${i} · ${sizeOf(i)}`);
+    : h("p", { class: "files" }, out ? `Left out in ${out.view} · ` : "", `${more} · `, text(nameOf(i)), ` · image ${i} · ${sizeOf(i)}`);
   return [
     name === "duplicates" ? null : h("div", { class: "first" }, tile(i, { chosen: item.chosen === i, note: " " })),
     h("div", { class: "words" }, h("h3", {}, cardHeading(view, item)), h("p", { class: "reason" }, text(item.row.reason)),
-      name === "duplicates" ? null : h("p", { class: "numbers" }, text(more)), files),
+      files),
     h("div", { class: "strip", style: name === "duplicates" ? { "--tile": `${pictureWidth(strip.length)}px` } : {} }, strip),
     verdictButtons(name, verdictOf(name, item)),
   ].filter(Boolean);

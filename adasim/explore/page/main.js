@@ -15,7 +15,7 @@ const VIEWS = [
     about: () => (D.wrong === null ? "suspects" : `suspects; about ${counted(D.wrong, "label")} may be wrong`),
     lead: "Images that look like another class, the strongest suspicion first." +
       (D.ownLabel === null ? "" : ` On average ${percent(D.ownLabel)} of an image's neighbours have its label` +
-      (D.ownLabel < 0.6 ? ": with so few, most suspects are innocent." : ".")) + " Stop where the list stops paying.",
+      (D.ownLabel < 0.6 ? ": with so few, most suspects are innocent." : ".")),
     none: "No label stands out as wrong.",
   },
   {

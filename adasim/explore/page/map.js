@@ -41,7 +41,9 @@ function mapView(params) {
   const stage = h("div", { class: "stage" }, points, over, tip);
   const ratio = () => Math.min(2, devicePixelRatio || 1);
   const size = () => [stage.clientWidth, stage.clientHeight];
-  const scale = () => zoom * 0.94 * Math.min(...size());
+  const [boundLeft, boundTop, boundRight, boundBottom] = boundsOf(order);
+  const whole = [Math.max(0.05, boundRight - boundLeft), Math.max(0.05, boundBottom - boundTop)];
+  const scale = () => zoom * 0.94 * Math.min(size()[0] / whole[0], size()[1] / whole[1]);
   const toX = (value) => (value - cx) * scale() + size()[0] / 2;
   const toY = (value) => (value - cy) * scale() + size()[1] / 2;
   const fromX = (px) => (px - size()[0] / 2) / scale() + cx;
@@ -149,7 +151,7 @@ function mapView(params) {
   function showBox(left, top, right, bottom) {
     const [width, height] = size();
     [cx, cy] = [(left + right) / 2, (top + bottom) / 2];
-    zoom = Math.min(400, 0.9 * Math.min(width / Math.max(1e-4, right - left), height / Math.max(1e-4, bottom - top)) / (0.94 * Math.min(width, height)));
+    zoom = Math.min(400, (zoom / scale()) * 0.9 * Math.min(width / Math.max(1e-4, right - left), height / Math.max(1e-4, bottom - top)));
     later();
     settle();
   }

@@ -38,7 +38,9 @@ function mapPanel() {
       const [r, g, b] = pixelOf(LABELS && LABELS[i] >= 0 ? classColour(LABELS[i]) : PALETTE[0]);
       return r | (g << 8) | (b << 16);
     });
-    drawPoints(canvas, [[ids, diskOf(D.count > 10000 ? 1 : 1.8)]], { scale: 380, left: 130, top: 20 }, ink);
+    const [left, top, right, bottom] = boundsOf(ids);
+    const scale = Math.min(590 / Math.max(0.05, right - left), 370 / Math.max(0.05, bottom - top));
+    drawPoints(canvas, [[ids, diskOf(D.count > 10000 ? 1 : 1.8)]], { scale, left: 320 - (scale * (left + right)) / 2, top: 210 - (scale * (top + bottom)) / 2 }, ink);
   }));
   return panel("Map", h("a", { href: address("map"), class: "to-map" }, canvas, "Open the map"));
 }

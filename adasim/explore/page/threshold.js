@@ -17,7 +17,7 @@ function thresholdPanel(items, least, { onMove, onSet }) {
   const most = Math.max(...counts);
   const [width, height] = [600, 56];
   const bars = counts.map((count, n) => {
-    const tall = count ? Math.max(2, (count / most) * height) : 0;
+    const tall = Math.sqrt(count / most) * height;  // else the few that matter would not be seen beside the many
     return svg("rect", { x: (n * width) / BINS + 0.5, y: height - tall, width: width / BINS - 1, height: tall });
   });
   const digits = Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(high - low + 1e-9))));
