@@ -259,18 +259,19 @@ def test_a_chosen_duplicate_is_kept_also_in_a_group_that_is_judged_in_part(tab: 
 
 
 def test_a_verdict_in_one_list_neither_replaces_nor_answers_that_of_another(tab: Tab) -> None:
-    ids = {name: [int(row[0]) for row in table.rows] for name, table in tab.explored.found.tables.items()}
-    first, second = next(  # of one group; the first is lonely, too, the second surprising
-        (a, b)
-        for a, b, *_ in (group.members for group in tab.explored.found.findings.groups)
-        if a in ids["lonely"] and b in ids["surprising"]
+    surprising = {int(row[0]) for row in tab.explored.found.tables["surprising"].rows}
+    first, second = next(  # of one group, of which the second is surprising, too
+        (members[0], i)
+        for members in (group.members for group in tab.explored.found.findings.groups)
+        for i in members[1:]
+        if i in surprising
     )
 
     def verdicts() -> dict[int, tuple[str, str]]:
         """The first of each image, which weighs most."""
         return {int(row["id"]): (row["verdict"], row["view"]) for row in reversed(tab.rows())}
 
-    tab.open(f"#/lonely?only={first}")
+    tab.open(f"#/neighbours?image={first}")
     tab.press("2")
     tab.open(f"#/surprising?only={second}")
     tab.press("3")
@@ -280,14 +281,15 @@ def test_a_verdict_in_one_list_neither_replaces_nor_answers_that_of_another(tab:
     assert "keep" in tab.page.inner_text(".tile >> nth=1")  # the first that is not left out
     tab.press("1")  # keep all: they are no copies
     assert tab.page.inner_text("#progress").startswith("1 of")
-    assert verdicts() == {first: ("reject", "lonely"), second: ("relabel", "surprising")}
+    expected = {first: ("reject", "neighbours"), second: ("relabel", "surprising")}
+    assert expected.items() <= verdicts().items()
     tab.open(f"#/surprising?only={second}")
     assert "Wrong label" in tab.page.inner_text("button[aria-pressed=true]")
-    tab.open(f"#/neighbours?image={first}")
-    tab.press("1")  # on the image as a whole, which takes the lonely one back
-    assert verdicts()[first][0] == "keep"
+    tab.open(f"#/neighbours?image={second}")
+    tab.press("1")  # on the image as a whole, which takes the surprising one back
+    assert verdicts()[second][0] == "keep"
     tab.press("u")
-    assert verdicts()[first] == ("reject", "lonely")
+    assert verdicts()[second] == ("relabel", "surprising")
 
 
 def test_two_tabs_of_one_page_keep_and_show_the_verdicts_of_both(tab: Tab, other: Tab) -> None:
@@ -656,7 +658,7 @@ def test_the_map_gives_a_keyboard_the_same_selections(sized: Tab) -> None:
     assert sum(sizes) == count
     assert len(sizes) > 4
     tab.page.focus("#map")
-    tab.press("+", "+", "+", "ArrowLeft", "Enter")
+    tab.press("+", "ArrowLeft", "Enter")
     chosen = int(tab.page.inner_text("#selection b").split()[0])
     assert 0 < chosen < count
     tab.page.wait_for_function("() => location.hash.includes('view=')")
