@@ -29,6 +29,7 @@ ways are tried that strangers agree in some."""
 SCENE = 0.55
 """Pairs that are closer than this by features, in parts of their surroundings, and far closer than others, show the
 same scene."""
+_SAMPLE, _HARDLY_ANY = 2000, 0.998  # images whose last neighbours are looked at, the share that is no copy
 _AT_ONCE = 4096
 _EXACT = 2.0  # in place of a score
 
@@ -75,8 +76,8 @@ def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
 
     Candidates are close for where they are, by features or by their coarse looks without colour: an encoder may
     tell copies apart, and a mirrored copy looks far away. They are aligned, and their detail is compared, in which
-    two skies or two front views of a car differ. No threshold is taken from how close other pairs are, so that copies
-    are found however many there are.
+    two skies or two cars differ; it must agree better than that of later neighbours. No threshold is taken from the
+    candidates themselves, so that copies are found however many there are.
 
     Args:
         nearest: by features.
@@ -84,7 +85,7 @@ def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
     """
     grey = torch.cat([part.float().mean(1, keepdim=True) for part in small.split(_AT_ONCE)])
     inner, framed = unframed(grey)
-    by_features, closeness = close_pairs(nearest, math.inf, surroundings(nearest))
+    by_features, closeness, mutual = close_pairs(nearest, math.inf, surroundings(nearest))
     looks = coarse_looks(inner)
     by_looks = nearest_others(looks, _SURROUNDINGS)
     scale = surroundings(by_looks)
@@ -95,9 +96,13 @@ def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
     ids = everything.unique(dim=0)
     with progress_bar("copies", len(ids)) as advance:
         found = align(inner, ids, advance)
-    near = found.detail >= torch.where(found.changed(), DETAIL_CHANGED, DETAIL)
+    needed = torch.where(found.changed(), DETAIL_CHANGED, DETAIL).clamp(
+        min=_usual_detail(inner, ids, nearest, by_looks)
+    )
+    near = found.detail >= needed
     copies = {tuple(pair) for pair in ids[near].tolist()}
     other = torch.tensor([tuple(pair) not in copies for pair in by_features.tolist()], dtype=torch.bool)
+    other &= mutual
     limit = min(SCENE, far_below(closeness[other]))
     scenes = {tuple(pair) for pair in by_features[other & (closeness < limit)].tolist()}
     listed = near | torch.tensor([tuple(pair) in scenes for pair in ids.tolist()], dtype=torch.bool)
@@ -106,6 +111,17 @@ def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
         for n in listed.nonzero()[:, 0]
     ]
     return Pairs(ids[listed], found.detail[listed].clamp(0, 1), near[listed], how)
+
+
+def _usual_detail(grey: Tensor, candidates: Tensor, *spaces: Nearest) -> float:
+    """What hardly any image and its last neighbour exceed: simple drawings agree without being copies."""
+    some = torch.arange(0, len(grey), max(1, len(grey) // _SAMPLE))
+    lasts = [torch.stack([some, of.ids[some, -1]], 1) for of in spaces if of.ids.shape[1]]
+    pairs = torch.cat([torch.empty(0, 2, dtype=torch.int64), *lasts])
+    pairs = pairs[pairs[:, 1] >= 0].sort(1).values
+    known = torch.isin(pairs @ torch.tensor([len(grey), 1]), candidates @ torch.tensor([len(grey), 1]))
+    details = align(grey, pairs[~known]).detail
+    return min(0.99, float(details.quantile(_HARDLY_ANY))) if len(details) > _SAMPLE // 20 else 0.0
 
 
 def surroundings(nearest: Nearest) -> Tensor:
@@ -121,16 +137,17 @@ def surroundings(nearest: Nearest) -> Tensor:
     return far.clamp(min=max(1e-6, float(known.median()) / 2) if len(known) else 1e-6)
 
 
-def close_pairs(nearest: Nearest, closer: float, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs (P, 2) of images and their first neighbours that are close for where they are, and how close (P,)."""
+def close_pairs(nearest: Nearest, closer: float, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs (P, 2) of images and their first neighbours that are close for where they are; how close (P,); and
+    whether each is among the other's first (P,)."""
     other, count = nearest.ids[:, :CANDIDATES], len(nearest.ids)
     own = torch.arange(count)[:, None].expand_as(other)
     closeness = nearest.distances[:, :CANDIDATES] / (scale[own] * scale[other.clamp(min=0)]).sqrt()
     close = (other >= 0) & (other != own) & (closeness < closer)
     pairs = torch.stack([torch.minimum(own, other), torch.maximum(own, other)], 2)[close]
-    keys, place = (pairs[:, 0] * count + pairs[:, 1]).unique(return_inverse=True)
+    keys, place, times = (pairs[:, 0] * count + pairs[:, 1]).unique(return_inverse=True, return_counts=True)
     closest = torch.empty(len(keys)).index_copy_(0, place, closeness[close])
-    return torch.stack([keys // count, keys % count], 1), closest
+    return torch.stack([keys // count, keys % count], 1), closest, times == 2
 
 
 def far_below(closeness: Tensor) -> float:

@@ -118,6 +118,8 @@ def _sheet(tiles: Sequence[np.ndarray | None], side: int, columns: int) -> bytes
             sheet[top : top + height, left : left + width, :3] = tile
             sheet[top : top + height, left : left + width, 3] = 255
     file = io.BytesIO()
-    options = {"lossless": True, "method": 1} if side <= _LOSSLESS else {"quality": 80, "method": 3}
+    options = (
+        {"lossless": True, "method": 0, "quality": 0} if side <= _LOSSLESS else {"quality": 80, "method": 3}
+    )
     Image.fromarray(sheet).save(file, "WEBP", **options)
     return file.getvalue()

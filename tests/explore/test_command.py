@@ -449,7 +449,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_the_old_page(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [1, 2, 5])
+@pytest.mark.parametrize("write", [1, 2])
 def test_killed_among_its_sheets_a_page_is_as_it_was_and_the_next_one_is_whole(
     small: Explored, tmp_path: Path, write: int
 ) -> None:

@@ -90,7 +90,7 @@ def test_what_only_the_encoder_finds_alike_is_the_same_scene() -> None:
     found = find_pairs(nearest_others(x), small)
     scenes = found.ids[~found.near].tolist()
     assert [0, 1] in scenes
-    assert len(scenes) < 10
+    assert len(scenes) < 15
     crowded = x * 0.05 + torch.ones(16)  # the same in a corner of the sphere
     assert [0, 1] in find_pairs(nearest_others(crowded), small).ids.tolist()
 
@@ -105,7 +105,7 @@ def test_closeness_is_measured_by_the_surroundings() -> None:
     scale = surroundings(nearest)
     floor = float(nearest.distances[:, 9].median()) / 2
     assert torch.allclose(scale, nearest.distances[:, 9].clamp(min=floor))
-    pairs, closeness = close_pairs(nearest, 0.7, scale)
+    pairs, closeness, _ = close_pairs(nearest, 0.7, scale)
     expected = set()
     for i in range(60):
         for j, d in zip(nearest.ids[i, :5].tolist(), nearest.distances[i, :5].tolist(), strict=True):
