@@ -318,8 +318,10 @@ def test_two_tabs_of_one_page_keep_and_show_the_verdicts_of_both(tab: Tab, other
 
 
 def test_a_tab_puts_back_what_another_one_overwrote_before_it_knew_of_it(tab: Tab, other: Tab) -> None:
+    surprising = {int(row[0]) for row in tab.explored.found.tables["surprising"].rows}
+    image = min(set(range(60)) - surprising)
     tab.open("#/surprising")
-    other.open("#/lonely")
+    other.open(f"#/neighbours?image={image}")
     tab.press("2")
     other.page.evaluate("localStorage[Object.keys(localStorage)[0]] = '{}'")
     other.wait_until_stored("reject")
@@ -331,8 +333,10 @@ def test_a_tab_puts_back_what_another_one_overwrote_before_it_knew_of_it(tab: Ta
 def test_a_tab_that_could_not_store_for_a_while_loses_nothing_of_its_own_or_of_others(
     tab: Tab, other: Tab
 ) -> None:
+    surprising = {int(row[0]) for row in tab.explored.found.tables["surprising"].rows}
+    image = min(set(range(60)) - surprising)
     tab.open("#/surprising")
-    other.open("#/lonely")
+    other.open(f"#/neighbours?image={image}")
     tab.page.evaluate(
         """() => {
             window.allowed = Storage.prototype.setItem;
