@@ -9,6 +9,7 @@ from typing import Any
 from . import published
 from .names import METHOD_NAMES, arm_name
 from .results import Results, figure_of, gain_of
+from .tables import TABLES
 from .weighing import FITTED, shares, weigh
 
 STEP_SHARE = Path(__file__).parents[1] / "results" / "step_share.json"
@@ -37,6 +38,7 @@ def blocks(results: Results) -> dict[str, str]:
         "weak": arm_table(results, weak, {}),
         "policies": arm_table(results, policies, {}),
         "more": arm_table(results, more, {}),
+        "late": partners_table(results, "late"),
         "weighing": weighing_table(results),
         "sureness": sureness_table(results),
         "collapse": collapse_list(results),
@@ -60,6 +62,25 @@ def arm_table(results: Results, rows: list[tuple[str, str]], paper: dict[str, An
             row += [figure_of(lines, name), gain_of(lines, results.seeds(method, "standard"), name)]
         body.append([*row, bootstrapped(lines)])
     return markdown([*heads, "bootstrapped"], body)
+
+
+def partners_table(results: Results, method: str) -> str:
+    """Every arm that was run from a trained encoder, with how many images it joins and how many of those rightly."""
+    rows = []
+    standard = results.seeds(method, "standard")
+    for arm in dict.fromkeys(cell.arm for cell in TABLES[method]):
+        lines = results.seeds(method, arm)
+        if not lines:
+            continue
+        parts = [shares(line) for line in lines]
+        joined = sum(right + wrong for right, wrong in parts) / len(parts)
+        rights = sum(right for right, _ in parts) / len(parts)
+        precision = percent(rights / joined) if joined > 0.001 else ""
+        row = [arm_name(arm), str(len(lines)), percent(joined), precision]
+        for name in ("knn", "linear"):
+            row += [figure_of(lines, name), gain_of(lines, standard, name)]
+        rows.append(row)
+    return markdown(["pairs", "seeds", "joined", "right", "k-NN", "gain", "linear", "gain"], rows)
 
 
 def ablation_table(results: Results) -> str:
@@ -134,7 +155,8 @@ def fewshot_table(results: Results) -> str:
         row = [METHOD_NAMES[method], arm_name(arm), cell, str(len(lines))]
         row += [figure_of(lines, name) for name in ("cifar10", "fashion", "patterns", "mean")]
         rows.append([*row, gain_of(lines, transfer.get((method, "standard"), []), "mean")])
-    heads = ["method", "pairs", "paper", "seeds", "CIFAR-10", "Fashion-MNIST", "generated patterns", "mean"]
+    targets = ["CIFAR-10", "Fashion-MNIST, bicubic", "generated patterns", "mean of first and third"]
+    heads = ["method", "pairs", "paper", "seeds", *targets]
     return markdown([*heads, "gain"], rows)
 
 

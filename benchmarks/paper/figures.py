@@ -12,6 +12,7 @@ from adasim.tools.plot import COLOURS, band
 
 from .names import METHOD_NAMES, arm_name
 from .results import Lines, Results
+from .weighing import shares
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -44,6 +45,7 @@ def draw(results: Results, folder: Path) -> None:
         _training(results, folder / "results-training.png")
         _under_the_hood(results, folder / "results-temperatures.png")
         _precision(results, folder / "results-precision.png")
+        _partners(results, folder / "results-partners.png")
 
 
 def _training(results: Results, path: Path) -> None:
@@ -108,6 +110,30 @@ def _precision(results: Results, path: Path) -> None:
     axis.scatter(x, y, s=26, color=SKY, edgecolor=BLUE, label="AdaSim's draw, any w, K, tau", zorder=3)
     axis.set(xlabel="images that get a partner, %", ylabel="partners of the image's class, %", xlim=(0, 103))
     axis.legend(loc="upper right")
+    _save(figure, path)
+
+
+def _partners(results: Results, path: Path) -> None:
+    """The gain of every arm against how many of its partners are right, one panel for each bench."""
+    methods = {"simsiam": "from scratch, 200 epochs", "late": "from a trained encoder, 40 epochs"}
+    figure, axes = plt.subplots(1, len(methods), figsize=(15, 6.0), layout="constrained")
+    for axis, (method, title) in zip(axes, methods.items(), strict=True):
+        standard = {line["seed"]: line["knn"] for line in results.seeds(method, "standard")}
+        arms = dict.fromkeys(cell.arm for cell in sorted(results.cells) if cell.method == method)
+        for arm in arms:
+            lines = [x for x in results.seeds(method, arm) if x["seed"] in standard and "knn" in x]
+            if arm == "standard" or not lines:
+                continue
+            right, wrong = (np.mean(part) for part in zip(*map(shares, lines), strict=True))
+            gains = [line["knn"] - standard[line["seed"]] for line in lines]
+            x, y = 100 * right / (right + wrong), float(np.mean(gains))
+            own = arm.startswith(("adasim", "nearest"))
+            axis.plot([x] * len(gains), gains, ".", color=BLUE if own else ORANGE, alpha=0.5)
+            axis.plot(x, y, "o" if own else "D", markersize=8, color=BLUE if own else ORANGE)
+            axis.annotate(arm_name(arm), (x, y), (7, 3), textcoords="offset points", fontsize=10)
+        axis.axhline(0, color=BLACK, linewidth=1)
+        axis.set(title=title, xlabel="partners of the image's class, %", xlim=(0, 135))
+        axis.set(ylabel="k-NN, gain over standard pairs", xticks=range(0, 101, 20))
     _save(figure, path)
 
 

@@ -8,7 +8,13 @@ PAIR_NAMES = {
     "adasim": "AdaSim",
     "confident": "confident (ours)",
     "oracle": "oracle",
-    "control": "control",
+}
+CONTROL_NAMES = {
+    "random": "any image instead",
+    "right": "any of the class instead",
+    "only-right": "AdaSim, its right partners alone",
+    "only-wrong": "AdaSim, its wrong partners alone",
+    "any-right": "any of the class, where AdaSim is right",
 }
 METHOD_NAMES = {
     "simsiam": "SimSiam",
@@ -41,5 +47,6 @@ def arm_name(arm: str) -> str:
     'confident (ours), share = 0.05, share end = 0.3'
     """
     pairs, changes = read_arm(arm)
+    name = CONTROL_NAMES[changes.pop("partner")] if pairs == "control" else PAIR_NAMES[pairs]
     words = [f"{name.replace('_', ' ')} = {value}" for name, value in changes.items()]
-    return ", ".join([PAIR_NAMES[pairs], *words])
+    return ", ".join([name, *words])
