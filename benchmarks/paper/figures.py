@@ -116,6 +116,8 @@ def _precision(results: Results, path: Path) -> None:
 def _partners(results: Results, path: Path) -> None:
     """The gain of every arm against how many of its partners are right, one panel for each bench."""
     methods = {"simsiam": "from scratch, 200 epochs", "late": "from a trained encoder, 40 epochs"}
+    if any(not results.seeds(method, "control:partner=right") for method in methods):
+        return  # until the controls of both have been run there is nothing to compare
     figure, axes = plt.subplots(1, len(methods), figsize=(15, 6.0), layout="constrained")
     for axis, (method, title) in zip(axes, methods.items(), strict=True):
         standard = {line["seed"]: line["knn"] for line in results.seeds(method, "standard")}
