@@ -29,6 +29,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("epochs", 0, "0 must be at least 1."),
     ("micro_batch", 0, "0 must be at least 1."),
     ("data.workers", "some", "'some' must be a whole number or auto."),
+    ("data.workers", -1, "-1 must be at least 0."),
     ("compile", 1, "1 must be True or False."),
     ("device", 0, "0 must be text."),
     ("data", "photos", "'photos' must be a DataConfig."),

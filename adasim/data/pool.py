@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import closing, suppress
 from multiprocessing import util
 from multiprocessing.connection import Connection
@@ -175,12 +175,18 @@ class WorkerPool:
         self._workers = []
 
     def _start(self) -> None:
-        self._workers = [_Worker(self._work, self._slot) for _ in range(self._count)]
-        for worker in self._workers:
-            worker.thread = threading.Thread(target=_serve, args=(worker, self._jobs), daemon=True)
-            worker.thread.start()
         # Before multiprocessing, at exit, sends its children a SIGTERM and waits for them.
         self._end = util.Finalize(self, _end, args=(self._workers, self._jobs), exitpriority=100)
+        try:
+            for _ in range(self._count):
+                self._workers.append(_Worker(self._work, self._slot))
+            for worker in self._workers:
+                thread = threading.Thread(target=_serve, args=(worker, self._jobs), daemon=True)
+                thread.start()
+                worker.thread = thread
+        except BaseException:  # the system has no more processes or threads, or Ctrl-C
+            self.close()
+            raise
 
 
 class _Job(NamedTuple):
@@ -192,7 +198,7 @@ class _Job(NamedTuple):
 class _Worker:
     """A process, the pipe to it, and the memory that is shared with it."""
 
-    thread: threading.Thread
+    thread: threading.Thread | None = None
 
     def __init__(self, work: Work, slot: int) -> None:
         shared = mmap.mmap(-1, _SLOTS * slot)
@@ -224,6 +230,8 @@ def _serve(worker: _Worker, jobs: queue.PriorityQueue[Any]) -> None:
                 while len(given) < _SLOTS:
                     job = jobs.get(block=not given)[-1]
                     if job is None:
+                        for job, _ in given:
+                            job.future.set_exception(CancelledError())
                         return
                     if job.future.set_running_or_notify_cancel():
                         given.append((job, next(slots)))
@@ -261,17 +269,18 @@ def _end(workers: list[_Worker], jobs: queue.PriorityQueue[Any]) -> None:
         while True:
             jobs.get_nowait()[-1].future.cancel()
     for number, worker in enumerate(workers):
-        jobs.put((-1, number, None))
+        if worker.thread is not None:
+            jobs.put((-1, number, None))
         worker.process.kill()
     for worker in workers:
-        if worker.thread is not threading.current_thread():  # a pool may be forgotten anywhere
+        if worker.thread not in (None, threading.current_thread()):  # a pool may be forgotten anywhere
             worker.thread.join()
         worker.process.join()
         worker.pipe.close()
 
 
 def _work(pipe: Connection, work: Work, memory: Sequence[Tensor]) -> None:
-    """The life of a process: it ends when its pipe does, or its parent."""
+    """The life of a process: it ends when its parent does, if that has not ended it before."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)

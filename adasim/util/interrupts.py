@@ -72,6 +72,7 @@ class Interrupts:
         self._say = say or _say_on_stderr
         self._answered = threading.Event()
         self._answered_at: float | None = None
+        self._speaker: threading.Thread | None = None
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -101,6 +102,8 @@ class Interrupts:
         # this might be the last to hold a run's networks, and free them while Python ends: torch aborts then.
         os.write(self._writer, bytes([_END]))
         self._watcher.join(1)
+        if self._speaker is not None:
+            self._speaker.join(1)
         os.close(self._writer)
         _open.remove(self)
         for number, handler in self._before.items():  # at last: an outer context's may raise from here on
@@ -142,16 +145,23 @@ class Interrupts:
                     self._answered_at = time.monotonic()
                     leaving = None if self.gentle else number
                     failed = number == signal.SIGTERM and not self.gentle and under_torchrun()
-                    self._say(self.answer + (_BY_TORCHRUN if failed else ""))
-                    self._answered.set()
+                    answer = self.answer + (_BY_TORCHRUN if failed else "")
+                    # Not here: an output that nobody reads must not keep the second signal waiting.
+                    self._speaker = threading.Thread(target=self._tell, args=(answer,), daemon=True)
+                    self._speaker.start()
                 elif number == signal.SIGINT or time.monotonic() - self._answered_at > _ECHO_S:
-                    for stream in list(filter(os.isatty, (1, 2)))[:1]:
+                    terminals = list(filter(os.isatty, (1, 2)))[:1]
+                    for stream in select.select([], terminals, [], 0)[1]:  # those that take it at once
                         os.write(
                             stream, b"\x1b[?25h\n"
                         )  # shows the cursor, as a progress bar does at its end
                     os._exit(128 + number)
             if _END in numbers:
                 return os.close(reader)
+
+    def _tell(self, answer: str) -> None:
+        self._say(answer)
+        self._answered.set()
 
 
 class StopRequests(Interrupts):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from helpers import until
 from PIL import Image
 from torch import Tensor
 
-from adasim.config import DataConfig, ViewsConfig
+from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, FolderImages, ImageSet, PairLoader, pool, worker_count
 from adasim.data.pool import LostWorkerError, WorkerPool
 from adasim.util.errors import UserError
@@ -181,6 +182,30 @@ def test_workers_end_with_a_pool_that_is_forgotten_and_with_a_parent_that_is_kil
     until(lambda: not any(lives(pid) for pid in pids))
 
 
+@pytest.mark.parametrize("starts", ["os.fork", "threading.Thread.start"])
+def test_where_no_more_can_be_started_the_processes_that_were_end(
+    monkeypatch: pytest.MonkeyPatch, starts: str
+) -> None:
+    """They ignore SIGTERM: one that is left would be waited for at exit, without end."""
+    name, _, attribute = starts.rpartition(".")
+    owner = {"os": os, "threading.Thread": threading.Thread}[name]
+    start, calls = getattr(owner, attribute), iter(range(9))
+
+    def second_fails(*given: Any) -> Any:
+        if next(calls) == 1:
+            raise BlockingIOError("no more")
+        return start(*given)
+
+    loader = open_loader(Slow(64), batch_size=64, count=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, attribute, second_fails)
+        with pytest.raises(BlockingIOError, match="no more"):
+            next(loader.epoch(0, torch.arange(64)))
+    assert not multiprocessing.active_children()
+    assert len(next(loader.epoch(0, torch.arange(64))).ids) == 64  # there may be more by now
+    loader.close()
+
+
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_device_gets_the_same_views_one_batch_ahead(count: int) -> None:
     class Counted(ArrayImages):
@@ -226,11 +251,3 @@ def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert pool.usable_cores() == 2
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert pool.usable_cores() == 8
-
-
-def test_a_number_of_workers_is_a_count_or_auto() -> None:
-    assert DataConfig().workers == "auto"
-    with pytest.raises(UserError, match=r"data\.workers=-1 must be at least 0"):
-        DataConfig(workers=-1)
-    with pytest.raises(UserError, match=r"data\.workers='many' is unknown.*auto"):
-        DataConfig(workers="many")  # type: ignore[arg-type]

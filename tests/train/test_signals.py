@@ -245,6 +245,18 @@ def test_a_signal_is_remembered_from_one_context_to_the_next() -> None:
         assert outer.received == signal.SIGINT
 
 
+def test_an_answer_that_nobody_reads_does_not_keep_the_second_signal_waiting() -> None:
+    """As in a pipe that is full, or on a connection that hangs."""
+    if (child := os.fork()) == 0:
+        with StopRequests(lambda text: time.sleep(60)):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.5)
+            time.sleep(60)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+
+
 def test_what_runs_under_nohup_stays_deaf_to_a_lost_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
