@@ -31,6 +31,7 @@ from adasim.util.errors import UserError
 from adasim.util.rgb import Unreadable
 
 _TRIES = 10  # torchvision's RandomResizedCrop gives up after as many
+# How many uniforms each decision takes. "apply": jitter, grey, blur, solarise. One more changes all views of a seed.
 _COLUMNS = {"shape": 2 * _TRIES, "place": 2, "flip": 1, "apply": 4, "jitter": 4, "order": 4, "sigma": 1}
 UNIFORMS = sum(_COLUMNS.values())
 RATIO = (3 / 4, 4 / 3)
