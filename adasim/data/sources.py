@@ -38,6 +38,7 @@ _UNPACKED_BY = {
 }
 REJECT = "reject"
 """The verdict that leaves an image out."""
+VERDICTS = (REJECT, "relabel", "unsure", "keep")
 RESUME_ADVICE = "Hand over the images that the run began with: data=... in Python"
 ImagesLike = str | ImageSet | Tensor | np.ndarray | Dataset[Any] | Sequence[Any]
 """What `as_images` takes."""
@@ -238,6 +239,24 @@ def file_key(images: ImageSet, i: int) -> str:
     return f"{images.split}/{name}" if images.split else name
 
 
+def verdict_rows(path: Path) -> list[dict[str, str]]:
+    """The rows with a verdict of a file that the page of `adasim explore` has exported."""
+    columns, rows = read_csv(path)
+    if not {"file", "verdict"} <= set(columns):
+        raise UserError(
+            f"{path} is no list of verdicts: it has no columns file and verdict. Export one from the page of "
+            f"adasim explore."
+        )
+    rows = [row for row in rows if row.get("file") and row.get("verdict")]
+    for row in rows:
+        if row["verdict"] not in VERDICTS:
+            raise UserError(
+                f"{path} has the verdict {printable(row['verdict'])!r} on {printable(row['file'])}. Verdicts are "
+                f"{REJECT} (leave out), relabel, unsure and keep."
+            )
+    return rows
+
+
 def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
     """The images without those that a file of verdicts rejects; all of them where no file is named.
 
@@ -245,13 +264,7 @@ def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
     """
     if not verdicts:
         return images
-    columns, rows = read_csv(Path(verdicts))
-    if not {"file", "verdict"} <= set(columns):
-        raise UserError(
-            f"{verdicts} is no list of verdicts: it has no columns file and verdict. Export one from the page of "
-            f"adasim explore."
-        )
-    rejected = {row["file"] for row in rows if row.get("verdict") == REJECT}
+    rejected = {row["file"] for row in verdict_rows(Path(verdicts)) if row["verdict"] == REJECT}
     if not rejected:
         return images
     names = [spelled(file_key(images, i)) for i in range(len(images))]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from adasim.data import ImageSet, open_images
-from adasim.data.sources import REJECT, file_key, file_name
-from adasim.util.csv import read_csv
+from adasim.data.sources import REJECT, file_key, file_name, verdict_rows
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.terminal import printable, progress_bar, spelled
 
@@ -36,9 +35,9 @@ class Applied:
             f"{self.relabelled:,} moved to another class",
         ]
         if self.unknown_label:
-            parts.append(f"{self.unknown_label:,} with a wrong label and no new one left where they were")
+            parts.append(f"{self.unknown_label:,} with a wrong label and no new one, not moved")
         if self.unmatched:
-            parts.append(f"{self.unmatched:,} verdicts fit no image here")
+            parts.append(f"verdicts that fit no image here: {self.unmatched:,}")
         return ", ".join(parts) + "."
 
 
@@ -87,15 +86,9 @@ def apply(verdicts: Path, data: str, out: Path, *, copy: bool = False) -> Applie
 
 def read_verdicts(path: Path) -> dict[str, tuple[str, str]]:
     """{name of an image: (verdict, new label)}; of several the weightiest: leave out, then a new label."""
-    columns, rows = read_csv(path)
-    if not {"file", "verdict"} <= set(columns):
-        raise UserError(
-            f"{path} is no list of verdicts: it has no columns file and verdict. Export one from the page of "
-            f"adasim explore."
-        )
     weight = {REJECT: 3, "relabel": 1}
     found: dict[str, tuple[str, str]] = {}
-    for row in rows:
+    for row in verdict_rows(path):
         entry = (row["verdict"], row.get("new_label", ""))
         rank = [
             weight.get(verdict, 0) + bool(label)

@@ -66,7 +66,7 @@ def test_left_out_images_are_gone_new_labels_are_applied_and_the_original_is_unt
     for words in (
         "95 images written, 2 left out, 2 moved",
         "1 with a wrong label and no new",
-        "1 verdicts fit no",
+        "fit no image here: 1",
     ):
         assert words in said
     assert [len(open_images("clean", split=split)) for split in ("train", "test")] == [48, 47]
@@ -83,6 +83,7 @@ def test_left_out_images_are_gone_new_labels_are_applied_and_the_original_is_unt
         ("other.csv --data data --out clean", "called like"),
         ("up.csv --data data --out clean", "no name for a class"),
         ("bad.csv --data data --out clean", "no list of verdicts"),
+        ("words.csv --data data --out clean", "Verdicts are reject"),
     ],
 )
 @pytest.mark.usefixtures("data")
@@ -92,6 +93,7 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(
     verdicts(Path("v.csv"), ("train/class0/02.png", "reject", ""))
     verdicts(Path("other.csv"), ("elsewhere/02.png", "reject", ""))
     verdicts(Path("up.csv"), ("train/class0/02.png", "relabel", "../../up"))
+    verdicts(Path("words.csv"), ("train/class0/02.png", "leave out", ""))
     Path("bad.csv").write_text("a,b\r\n")
     Path("full").mkdir()
     Path("full/mine.txt").touch()

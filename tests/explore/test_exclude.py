@@ -152,6 +152,7 @@ def test_an_evaluation_leaves_them_out_too(finished: Path, photos: Path, tmp_pat
     ("content", "words"),
     [
         (b"a,b\r\n1,2\r\n", "no list of verdicts"),
+        (b"file,verdict\r\na.png,leave out\r\n", "Verdicts are reject"),
         (b"\xff\xfe", "not UTF-8"),
         (None, "No such file"),
         (b'id,file,verdict\r\n0,"open', "not a CSV file"),

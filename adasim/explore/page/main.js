@@ -12,7 +12,8 @@ const VIEWS = [
   },
   {
     name: "wrong-labels", title: "Wrong labels", absent: !LABELS,
-    about: () => (D.wrong === null ? "suspects" : `suspects; about ${counted(D.wrong, "label")} may be wrong`),
+    about: () => (D.wrong === null ? "suspects" : D.ownLabel < 0.6 ? "suspects, most of them innocent"
+      : `suspects; about ${counted(D.wrong, "label")} may be wrong`),
     lead: "Images that look like another class, the strongest suspicion first." +
       (D.ownLabel === null ? "" : ` On average ${percent(D.ownLabel)} of an image's neighbours have its label` +
       (D.ownLabel < 0.6 ? ": with so few, most suspects are innocent." : ".")),
