@@ -72,9 +72,9 @@ def _duplicates(collection: Collection, groups: Sequence[Group]) -> Table:
 
 def _wrong_labels(collection: Collection, found: LabelFindings | None) -> Table:
     columns = ("neighbours_own", "neighbours_suggested", "probe_own", "probe_suggested")
-    table = Table(
-        (*IMAGE, "score", "suggested", "judge", *columns, "reason"), [], found.threshold if found else None
-    )
+    # Rounded as the scores are, or the last of them could fall below it.
+    threshold = None if found is None else round(found.threshold, 4)
+    table = Table((*IMAGE, "score", "suggested", "judge", *columns, "reason"), [], threshold)
     if found is None:
         return table
     for i in found.suspects.tolist():

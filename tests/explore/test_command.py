@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from adasim.cli.explore import TABLES
 from adasim.data import ArrayImages
 from adasim.eval.encoder import open_encoder
 from adasim.explore.collection import collect
+from adasim.explore.lists import tables
 from adasim.explore.open import Opened, open_features
 from adasim.explore.page import as_json, write_page
 from adasim.options import ExploreOptions
@@ -133,6 +135,11 @@ def test_a_row_of_wrong_labels_tells_its_own_numbers(small: Explored) -> None:
         told = [float(row[name]) for name in ("score", "neighbours_own", "probe_suggested")]
         expected = [labels.score[i], labels.votes[i, 0], labels.probe[i, 1]]
         assert told == pytest.approx([*map(float, expected)], abs=1e-4)
+        # Whichever suspect sets the threshold, the page shows it.
+        cut = replace(labels, threshold=float(labels.score[i]))
+        shown = tables(found.collection, found.support, replace(found.findings, labels=cut))["wrong-labels"]
+        assert shown.threshold is not None
+        assert float(row["score"]) >= shown.threshold
         assert row["judge"] == labels.judge(i)
     assert rows
 
