@@ -190,9 +190,9 @@ def test_one_epoch_is_a_run_of_standard_pairs_and_says_so(
     [
         ("RANK=abc WORLD_SIZE=2", "RANK=abc, which is not a whole number"),
         ("RANK=0 WORLD_SIZE=", "WORLD_SIZE="),
-        ("RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set"),
+        ("RANK=0 WORLD_SIZE=2", "Start with torchrun; or check MASTER_ADDR"),
         ("RANK=3 WORLD_SIZE=2", "RANK=3 must be below WORLD_SIZE=2"),
-        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=no", "MASTER_PORT=no"),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=no", "set MASTER_PORT to a port"),
         ("SLURM_STEP_ID=0 SLURM_PROCID=x", "SLURM_PROCID=x"),
     ],
 )
