@@ -329,7 +329,7 @@ def test_what_cannot_be_a_source_is_one_sentence(tmp_path: Path, monkeypatch: py
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     for source, words in {
-        "resent50:w.pth": "'resent50' in resent50:w.pth is not a model of timm or adasim. The nearest names",
+        "resent50:w.pth": "'resent50' in resent50:w.pth is not a model of timm or adasim. Did you mean",
         "resnet50:nothing.pth": "resnet50:nothing.pth names no file of weights",
         "resnet50.made_up:w.pth": "Invalid pretrained tag",
         "nowhere/run": "No backbone at nowhere/run",
