@@ -35,8 +35,8 @@ from _report import extra_memory, report, resident_gb
 from torchvision.datasets import ImageFolder
 
 from adasim.data import FolderImages, check_same_data, describe, open_images, record
-from adasim.data.folder import Listing
 from adasim.data.identity import SAMPLED_FILES, listing_file
+from adasim.data.image_folder import Listing
 from adasim.data.images import sample_ids
 from adasim.util.rgb import hash_file
 

@@ -16,8 +16,8 @@ From files to 8-bit RGB: adasim/util/rgb.py. Nothing here knows of neighbours or
 
 from adasim.data.augment import BatchedViews
 from adasim.data.datasets import HuggingFaceImages
-from adasim.data.folder import FolderImages
 from adasim.data.identity import check_same_data, record
+from adasim.data.image_folder import FolderImages
 from adasim.data.images import ArrayImages, ImageSet, Subset
 from adasim.data.loader import Batch, PairLoader
 from adasim.data.pool import worker_count

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from adasim.data.folder import FolderImages, Listing
+from adasim.data.image_folder import FolderImages, Listing
 from adasim.data.images import ImageSet, Subset, sample_ids
 from adasim.util.errors import UserError
 from adasim.util.terminal import few, printable

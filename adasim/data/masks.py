@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adasim.data.folder import SPLIT_FOLDERS
+from adasim.data.image_folder import SPLIT_FOLDERS
 from adasim.data.images import ArrayImages, ImageSet
 from adasim.data.sources import open_images
 from adasim.util.errors import MissingSplitError, UserError

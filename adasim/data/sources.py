@@ -22,7 +22,7 @@ from adasim.data.datasets import (
     to_8_bits,
     usable_labels,
 )
-from adasim.data.folder import Listing, open_folder
+from adasim.data.image_folder import Listing, open_folder
 from adasim.data.images import ArrayImages, ImageSet, Subset, channels_first, distinct_classes, open_npz
 from adasim.registry import SOURCES, is_path
 from adasim.util.csv import read_csv

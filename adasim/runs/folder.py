@@ -40,7 +40,7 @@ from adasim.util.files import TEMPORARY, atomic_write, remove, remove_leftovers,
 from adasim.util.terminal import few
 
 if TYPE_CHECKING:  # which imports torch
-    from adasim.data.folder import Listing
+    from adasim.data.image_folder import Listing
 
 try:
     import fcntl

@@ -24,8 +24,8 @@ from adasim.data import (
     open_images,
     record,
 )
-from adasim.data.folder import Listing
 from adasim.data.identity import listing_file
+from adasim.data.image_folder import Listing
 from adasim.data.sources import RESUME_ADVICE, is_folder, is_from_python, source_of
 from adasim.dist.devices import deterministic, tf32_products, working_precision
 from adasim.dist.processes import Distributed

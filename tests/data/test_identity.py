@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from adasim.data import ImageSet, check_same_data, leave_out, open_images, record
-from adasim.data.folder import Listing
 from adasim.data.identity import difference, listing_file
+from adasim.data.image_folder import Listing
 from adasim.util.errors import UserError
 
 from .pictures import save_image, smooth

@@ -113,7 +113,7 @@ def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
     monkeypatch.setattr(SOURCES, "_things", dict(SOURCES._things))  # forgotten at the end
     plugin = tmp_path / "own.py"
     plugin.write_text(
-        "from adasim.data.folder import open_folder\n"
+        "from adasim.data.image_folder import open_folder\n"
         "from adasim.registry import SOURCES\n"
         "@SOURCES.register('mine')\n"
         "def mine(name, *, size, split, seed):\n"

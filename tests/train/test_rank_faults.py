@@ -241,7 +241,7 @@ def test_one_rank_lists_the_folder_and_the_others_look_for_some_of_it(
     root, out = photos[0].parent, tmp_path / "run"
     shutil.copytree(root, tmp_path / "copy")
     configs = [small(data__source=str(place), epochs=2) for place in (root, tmp_path / "copy")]
-    only_the_first = [at("adasim.data.folder:scan", 1, "kill", rank=1)]
+    only_the_first = [at("adasim.data.image_folder:scan", 1, "kill", rank=1)]
     ranks = runs.start_ranks(configs, out, 2, hooks=only_the_first)
     assert ranks.wait() == [0, 0], ranks.said
     copies = sorted((tmp_path / "copy").iterdir())

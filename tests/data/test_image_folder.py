@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from adasim.data import FolderImages, describe, folder, open_images
-from adasim.data.folder import Listing, Names, scan
+from adasim.data import FolderImages, describe, image_folder, open_images
+from adasim.data.image_folder import Listing, Names, scan
 from adasim.data.sources import file_name
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.rgb import EXTENSIONS, hash_file
@@ -119,7 +119,7 @@ def test_images_beside_folders_have_no_labels(tmp_path: Path) -> None:
 def test_heic_files_that_cannot_be_read_are_counted_and_the_command_that_reads_them_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "EXTENSIONS", {"png"})  # as without pillow-heif
+    monkeypatch.setattr(image_folder, "EXTENSIONS", {"png"})  # as without pillow-heif
     for i in range(9):
         (tmp_path / f"{i}.HEIC").write_bytes(b"?")
     with pytest.raises(UserError, match=r"found 9 \.heic \(to read them: pip install pillow-heif\)\.$"):
