@@ -205,7 +205,7 @@ class _Worker:
         self.memory = torch.frombuffer(shared, dtype=torch.uint8).split(slot)
         self.pipe, theirs = multiprocessing.Pipe()
         fork = multiprocessing.get_context("fork")
-        self.process = fork.Process(target=_work, args=(theirs, work, self.memory), daemon=True)
+        self.process = fork.Process(target=_work, args=(theirs, work, self.memory, os.getpid()), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -279,12 +279,11 @@ def _end(workers: list[_Worker], jobs: queue.PriorityQueue[Any]) -> None:
         worker.pipe.close()
 
 
-def _work(pipe: Connection, work: Work, memory: Sequence[Tensor]) -> None:
+def _work(pipe: Connection, work: Work, memory: Sequence[Tensor], parent: int) -> None:
     """The life of a process: it ends when its parent does, if that has not ended it before."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
-    parent = os.getppid()
     with suppress(OSError, EOFError):
         for slot in itertools.cycle(memory):
             while not pipe.poll(_LOOK_S):

@@ -382,12 +382,12 @@ class Tracker:
         """Give the service some time for what it has not got yet."""
         self._lines.put(complete)
         self._thread.join(WAIT_S)
-        left = self._lines.qsize() if self._thread.is_alive() else 0
-        if self._lost or self._thread.is_alive():
+        busy = self._thread.is_alive()
+        if lost := self._lost + (self._lines.qsize() if busy else 0):
             why = f" ({self._problem})" if self._problem else ""
-            self._say(
-                f"{self._lost + left} lines of metrics did not reach {self._log}{why}; all are in metrics.jsonl."
-            )
+            self._say(f"{lost} lines of metrics did not reach {self._log}{why}; all are in metrics.jsonl.")
+        elif busy:
+            self._say(f"{self._log} may not have got the last metrics yet; all are in metrics.jsonl.")
 
     def _send(self) -> None:
         while True:

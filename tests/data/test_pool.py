@@ -167,19 +167,24 @@ def test_workers_end_with_a_pool_that_is_forgotten_and_with_a_parent_that_is_kil
     del loader, batches
     assert not any(lives(pid) for pid in pids)
 
-    def feed_for_ever(pipe: Any) -> None:
+    def feed_for_ever(pipe: Any, begun: bool) -> None:
         loader = open_loader(Slow(64), batch_size=64, count=2)
-        next(loader.epoch(0, torch.arange(64)))
+        if begun:
+            next(loader.epoch(0, torch.arange(64)))
+        else:
+            torch.set_num_threads = lambda nthreads: time.sleep(0.5)  # what workers call first
+            loader.fetch(0, torch.arange(64), torch.arange(64))
         pipe.send(loader.pids)
         time.sleep(60)
 
-    here, there = multiprocessing.Pipe()
-    parent = multiprocessing.get_context("fork").Process(target=feed_for_ever, args=(there,))
-    parent.start()
-    pids = here.recv()
-    parent.kill()
-    parent.join()
-    until(lambda: not any(lives(pid) for pid in pids))
+    for begun in (True, False):
+        here, there = multiprocessing.Pipe()
+        parent = multiprocessing.get_context("fork").Process(target=feed_for_ever, args=(there, begun))
+        parent.start()
+        pids = here.recv()
+        parent.kill()
+        parent.join()
+        until(lambda pids=pids: not any(lives(pid) for pid in pids))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("starts", ["os.fork", "threading.Thread.start"])
