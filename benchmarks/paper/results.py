@@ -47,7 +47,7 @@ class Results:
         for cell, line in sorted(measured.items()):
             accuracies = {target: accuracy for target, (accuracy, _) in line["fewshot"].items()}
             figures = accuracies | {
-                # Fashion-MNIST was resized bicubically then; the others are not resized at all.
+                # The older lines resized Fashion-MNIST bicubically; the others are not resized at all.
                 "mean": statistics.mean(accuracies[target] for target in ("cifar10", "patterns")),
                 "miou": line["segmentation"],
             }
