@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim.config import Config
-from adasim.data import ImageSet, ImagesLike, leave_out, open_images, worker_count
+from adasim.data import ImageSet, ImagesLike, open_images, with_verdicts, worker_count
 from adasim.dist.processes import Distributed
 from adasim.eval.evaluation import Report, make_evaluation, open_extractor
 from adasim.eval.knn import online_knn
@@ -215,5 +215,4 @@ class Run:
         if source is None:
             check_source(self.path, self.config.data.source)
         source, size = source or self.config.data.source, self.config.views.size
-        images = open_images(source, size=size, split=split)
-        return leave_out(images, self.config.data.exclude)
+        return with_verdicts(open_images(source, size=size, split=split), self.config.data)

@@ -51,6 +51,9 @@ class DataConfig:
     exclude: Annotated[str, tyro.conf.arg(prefix_name=False, metavar="VERDICTS.csv")] = ""
     """Leave out the images that this file rejects: verdicts exported from the page of `adasim explore`. A resume
     reads it again, and refuses another selection."""
+    labels: Annotated[str, tyro.conf.arg(prefix_name=False, metavar="VERDICTS.csv")] = ""
+    """Take the new labels of this file, which may be the same one, instead of those that the images come with: for
+    accuracies on the way, the table at the end and the pairs `oracle`. A resume refuses other labels."""
     verify: Annotated[bool, tyro.conf.arg(name="verify-data", prefix_name=False)] = False
     """Read every file before training and keep a hash of all its bytes; on a resume, compare them all. Without it,
     modification times and the contents of a sample are compared."""

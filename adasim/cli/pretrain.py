@@ -135,6 +135,7 @@ def check_paths(config: Config) -> None:
     """Refuse what is not there."""
     check_images(config.data.source)
     check_file(config.data.exclude, "--exclude")
+    check_file(config.data.labels, "--labels")
     check_model(config.model.init)
 
 

@@ -4,7 +4,7 @@
     folder.py     a folder of image files: a million names in a few buffers, and which classes they have
     datasets.py   data sets of Hugging Face, torchvision and torch
     synthetic.py  images that are drawn by code; masks.py: images with segmentation masks
-    sources.py    `open_images`, `as_images`; what a data set holds, in words; images rejected by verdict
+    sources.py    `open_images`, `as_images`; what a data set holds, in words; images by verdict
     identity.py   is it still the same data? What a run writes down, and compares when it goes on
     crops.py      what is random about a view, and its crop; images that cannot be read are replaced
     augment.py    colours, in whole batches
@@ -21,7 +21,15 @@ from adasim.data.image_folder import FolderImages
 from adasim.data.images import ArrayImages, ImageSet, Subset
 from adasim.data.loader import Batch, PairLoader
 from adasim.data.pool import worker_count
-from adasim.data.sources import ImagesLike, as_images, describe, leave_out, open_images
+from adasim.data.sources import (
+    ImagesLike,
+    as_images,
+    describe,
+    leave_out,
+    open_images,
+    relabel,
+    with_verdicts,
+)
 from adasim.data.synthetic import SyntheticImages, synthetic
 from adasim.util.rgb import Unreadable
 
@@ -43,6 +51,8 @@ __all__ = [
     "leave_out",
     "open_images",
     "record",
+    "relabel",
     "synthetic",
+    "with_verdicts",
     "worker_count",
 ]

@@ -1,5 +1,5 @@
 """From what a person gives as data, a name or an object in Python, to an `ImageSet`; what it holds, in words; images
-rejected by verdict."""
+rejected or relabelled by verdict."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from adasim.config import DataConfig
 from adasim.data.datasets import (
     DatasetImages,
     HuggingFaceImages,
@@ -38,7 +39,8 @@ _UNPACKED_BY = {
 }
 REJECT = "reject"
 """The verdict that leaves an image out."""
-VERDICTS = (REJECT, "relabel", "unsure", "keep")
+RELABEL = "relabel"
+VERDICTS = (REJECT, RELABEL, "unsure", "keep")
 RESUME_ADVICE = "Hand over the images that the run began with: data=... in Python"
 ImagesLike = str | ImageSet | Tensor | np.ndarray | Dataset[Any] | Sequence[Any]
 """What `as_images` takes."""
@@ -223,7 +225,7 @@ def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
     return text + (f" Left out: {images.left_out}." if images.left_out else "")
 
 
-# ---- images left out by a file of verdicts ----
+# ---- a file of verdicts ----
 
 
 def file_name(images: ImageSet, i: int) -> str:
@@ -255,6 +257,60 @@ def verdict_rows(path: Path) -> list[dict[str, str]]:
                 f"{REJECT} (leave out), relabel, unsure and keep."
             )
     return rows
+
+
+def read_verdicts(path: Path) -> dict[str, tuple[str, str]]:
+    """{name of an image: (verdict, new label)}; of several the weightiest: leave out, then a new label."""
+    weight = {REJECT: 3, RELABEL: 1}
+    verdicts: dict[str, tuple[str, str]] = {}
+    for row in verdict_rows(path):
+        entry = (row["verdict"], row.get("new_label", ""))
+        rank = [
+            weight.get(verdict, 0) + bool(label)
+            for verdict, label in (entry, verdicts.get(row["file"], ("", "")))
+        ]
+        if row["file"] not in verdicts or rank[0] > rank[1]:
+            verdicts[row["file"]] = entry
+    return verdicts
+
+
+def with_verdicts(images: ImageSet, config: DataConfig) -> ImageSet:
+    """The images as a run sees them: without those that `exclude` rejects, with the new labels of `labels`."""
+    return relabel(leave_out(images, config.exclude), config.labels)
+
+
+def relabel(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
+    """The images with the new labels that a file of verdicts gives them. A label that no image had so far is a new
+    class, after the others; where images had no labels at all, the rest stay without one."""
+    if not verdicts:
+        return images
+    given = read_verdicts(Path(verdicts))
+    new = {name: label for name, (verdict, label) in given.items() if verdict == RELABEL and label}
+    if not new:
+        return images
+    numbers = {printable(name): c for c, name in enumerate(images.classes)}
+    changed = copy(images)
+    changed.labels = torch.full((len(images),), -1) if images.labels is None else images.labels.clone()
+    count = 0
+    for i in range(len(images)):
+        label = new.get(spelled(file_key(images, i)))
+        if label is not None:
+            changed.labels[i] = numbers.setdefault(label, len(numbers))
+            count += 1
+    if not count:
+        return _noted(
+            images,
+            f"None of {len(new):,} new labels is used: they are for names like {printable(min(new))}, and images "
+            f"here are called like {spelled(file_key(images, 0))}.",
+        )
+    changed.classes = [*images.classes, *list(numbers)[len(images.classes) :]]
+    return _noted(changed, f"{count:,} {'has a new label' if count == 1 else 'have new labels'} by verdict.")
+
+
+def _noted(images: ImageSet, sentence: str) -> ImageSet:
+    noted = copy(images)
+    noted.class_note = f"{images.class_note} {sentence}".lstrip()
+    return noted
 
 
 def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from adasim.data import ImageSet, open_images
-from adasim.data.sources import REJECT, file_key, file_name, verdict_rows
+from adasim.data.sources import REJECT, RELABEL, file_key, file_name, read_verdicts
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.terminal import printable, progress_bar, spelled
 
@@ -69,10 +69,10 @@ def apply(verdicts: Path, data: str, out: Path, *, copy: bool = False) -> Applie
                     done.left_out += 1
                     continue
                 key = file_key(images, i)
-                if verdict == "relabel" and label:
+                if verdict == RELABEL and label:
                     key = _relabelled(images, i, label)
                     done.relabelled += 1
-                elif verdict == "relabel":
+                elif verdict == RELABEL:
                     done.unknown_label += 1
                 _place(Path(images.where(i)), temporary / _free(key, taken), copy)
                 done.written += 1
@@ -82,21 +82,6 @@ def apply(verdicts: Path, data: str, out: Path, *, copy: bool = False) -> Applie
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return done
-
-
-def read_verdicts(path: Path) -> dict[str, tuple[str, str]]:
-    """{name of an image: (verdict, new label)}; of several the weightiest: leave out, then a new label."""
-    weight = {REJECT: 3, "relabel": 1}
-    found: dict[str, tuple[str, str]] = {}
-    for row in verdict_rows(path):
-        entry = (row["verdict"], row.get("new_label", ""))
-        rank = [
-            weight.get(verdict, 0) + bool(label)
-            for verdict, label in (entry, found.get(row["file"], ("", "")))
-        ]
-        if row["file"] not in found or rank[0] > rank[1]:
-            found[row["file"]] = entry
-    return found
 
 
 def _splits(data: str) -> list[ImageSet]:

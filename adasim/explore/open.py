@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adasim.api import Run, load_run
 from adasim.config import ViewsConfig
-from adasim.data import ImageSet, PairLoader, describe, leave_out, open_images
+from adasim.data import ImageSet, PairLoader, describe, leave_out, open_images, relabel
 from adasim.eval.evaluation import Extractor, Say, open_extractor
 from adasim.eval.features import encode, frozen
 from adasim.explore.collection import Collection, collect, given_features
@@ -78,6 +78,7 @@ def open_run(
     if images is None:
         source, size = data or run.config.data.source, run.config.views.size
         test = open_test(source, size=size, exclude=run.config.data.exclude, say=say)
+        test = None if test is None else relabel(test, run.config.data.labels)
     collection = _collected(train, test, say)
     extractor = _extractor(str(path), options, say)
     features = _features(extractor, collection)

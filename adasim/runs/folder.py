@@ -56,6 +56,7 @@ _TEXTS = (
     _LISTING,
 )
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
+_OF_IMAGES = ("data.source", "data.exclude", "data.labels")
 _MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 
@@ -568,7 +569,7 @@ def group_by_setting(runs: Sequence[tuple[Config, str | None]]) -> list[tuple[di
     for number, (config, fingerprint) in enumerate(runs):
         settings = settings_of(config)
         if fingerprint is not None:
-            where = {name: settings[name] for name in ("data.source", "data.exclude")}
+            where = {name: settings[name] for name in _OF_IMAGES}
             settings |= places_of.setdefault(fingerprint, where)
         members.setdefault(json.dumps(settings, sort_keys=True), (settings, []))[1].append(number)
     return list(members.values())
@@ -578,7 +579,7 @@ def settings_of(config: Config) -> dict[str, Any]:
     """All settings that shape what is learnt but the seed, by their names on the command line; without those that
     have no effect beside the others."""
     flat = flatten(json.loads(json.dumps(config.to_dict())))
-    shaping = decisive(config.to_dict()) | {name: flat[name] for name in ("data.source", "data.exclude")}
+    shaping = decisive(config.to_dict()) | {name: flat[name] for name in _OF_IMAGES}
     idle = {"seed", "neighbors.watch", "neighbors.cache", "views.in_memory", "views.reduced_jpeg"}
     if not PAIRS[config.pairs].draws_from_memory and not config.neighbors.watch:
         idle |= {name for name in shaping if name.startswith("neighbors.") and name != "neighbors.oracle_p"}

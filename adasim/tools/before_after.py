@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adasim.api import evaluate
 from adasim.config import Config
-from adasim.data import Subset, leave_out, open_images
+from adasim.data import Subset, open_images, relabel, with_verdicts
 from adasim.eval.results import COMPARED, RESULTS_FILE, Result, append_result
 from adasim.eval.splits import open_split
 from adasim.methods import build_method
@@ -34,13 +34,13 @@ def show(out: Path, console: Console) -> None:
     """Measure the run's stages on (a part of) its own images, and print them as a table."""
     config = RunFolder.open(out, lock=False).config
     source, size, exclude = config.data.source, config.views.size, config.data.exclude
-    images = leave_out(open_images(source, size=size), exclude)
+    images = with_verdicts(open_images(source, size=size), config.data)
     options: dict[str, Any]
     if labelled := images.labels is not None and bool((images.labels >= 0).all()):
         verdicts = Path(exclude) if exclude else None
         split = open_split(source, None, None, size=size, seed=config.seed, exclude=verdicts)
-        train = Subset(split.train, _some(split.train_ids, "train", config))
-        test = Subset(split.test, _some(split.test_ids, "test", config))
+        train = Subset(relabel(split.train, config.data.labels), _some(split.train_ids, "train", config))
+        test = Subset(relabel(split.test, config.data.labels), _some(split.test_ids, "test", config))
         title = f"k-NN accuracy on {len(test):,} images by {len(train):,} others (k = 20)"
         how, options = "knn", {"k": 20, "train": train, "test": test}
     else:

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from adasim.config import Config, ModelConfig, NeighborsConfig, OptimConfig, SaveConfig, ViewsConfig
-from adasim.data import ImageSet, Unreadable, describe, leave_out, open_images, worker_count
+from adasim.data import ImageSet, Unreadable, describe, leave_out, open_images, with_verdicts, worker_count
 from adasim.dist.devices import pick_device
 from adasim.dist.processes import Distributed
 from adasim.methods import DinoSettings, SimSiamSettings
@@ -196,7 +196,7 @@ def forecast(config: Config, console: Console) -> None:
             raise UserError(
                 "`adasim plan RECIPE` measures in one process. Start it without torchrun or srun."
             )
-        images = leave_out(open_images(config.data.source, size=config.views.size), config.data.exclude)
+        images = with_verdicts(open_images(config.data.source, size=config.views.size), config.data)
         config.check(len(images), images.labels is not None)
         console.print(describe(images), soft_wrap=True)
         free = free_bytes(ranks.device)

@@ -20,9 +20,9 @@ from adasim.data import (
     as_images,
     check_same_data,
     describe,
-    leave_out,
     open_images,
     record,
+    with_verdicts,
 )
 from adasim.data.identity import listing_file
 from adasim.data.image_folder import Listing
@@ -144,9 +144,9 @@ def open_data(data: ImagesLike | None, config: Config, ranks: Distributed) -> Im
 
 
 def check_images(images: ImageSet, config: Config, ranks: Distributed) -> ImageSet:
-    """The images without those that are to be left out; refused where they do not fit the configuration."""
+    """The images as verdicts leave them; refused where they do not fit the configuration."""
     with ranks.raise_on_all():
-        images = leave_out(images, config.data.exclude)
+        images = with_verdicts(images, config.data)
         config.check(len(images), images.labels is not None)
         if PAIRS[config.pairs].needs_labels:
             assert images.labels is not None

@@ -1,4 +1,4 @@
-"""Verdicts that leave images out of pretraining and evaluation; no file is ever touched."""
+"""Verdicts that leave images out of pretraining and evaluation, or correct their labels; no file is ever touched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers import command, photos_of_patterns, refusal
 
 from adasim.api import evaluate, load_run, pretrain
 from adasim.config import Config
-from adasim.data import describe, leave_out, open_images
+from adasim.data import describe, leave_out, open_images, relabel
 from adasim.data.sources import file_key
 from adasim.explore.collection import collect
 from adasim.explore.open import open_run
@@ -146,6 +146,66 @@ def test_an_evaluation_leaves_them_out_too(finished: Path, photos: Path, tmp_pat
     report = evaluate(finished, "knn", data=str(photos), exclude=given, save=False, no_cache=True, workers=0)
     facts: dict[str, Any] = report.results[0].data
     assert facts["train_images"] + facts["test_images"] == 47
+
+
+def new_labels(path: Path, given: dict[str, str]) -> Path:
+    rows = [("0", "train", name, "", "relabel", label, "wrong-labels") for name, label in given.items()]
+    path.write_text(
+        to_csv(["id", "split", "file", "label", "verdict", "new_label", "view"], rows), newline=""
+    )
+    return path
+
+
+def test_new_labels_replace_those_of_the_folders(photos: Path, tmp_path: Path) -> None:
+    whole = open_images(str(photos))
+    names = [file_key(whole, i) for i in range(48)]
+    given = new_labels(
+        tmp_path / "v.csv", {"class0/02.png": "class1", "class1/03.png": "rare", "class1/05.png": ""}
+    )
+    changed = relabel(whole, given)
+    assert whole.labels is not None
+    assert changed.labels is not None
+    assert changed.classes == [*whole.classes, "rare"]
+    expected = [whole.classes[label] for label in whole.labels.tolist()]
+    expected[names.index("class0/02.png")] = "class1"
+    expected[names.index("class1/03.png")] = "rare"
+    assert [changed.classes[label] for label in changed.labels.tolist()] == expected
+    assert "2 have new labels by verdict" in describe(changed)
+    assert changed.fingerprint() != whole.fingerprint()
+    assert len(whole.classes) == 2  # the other one is as it was
+    elsewhere = relabel(whole, new_labels(tmp_path / "v.csv", {"train/class0/02.png": "class1"}))
+    assert "None of 1 new labels is used" in describe(elsewhere)
+    assert elsewhere.fingerprint() == whole.fingerprint()
+
+
+def test_new_labels_are_the_first_ones_of_images_that_had_none(tmp_path: Path) -> None:
+    photos_of_patterns(tmp_path / "photos", "{c}{i:02d}.png")
+    whole = open_images(str(tmp_path / "photos"))
+    changed = relabel(whole, new_labels(tmp_path / "v.csv", {file_key(whole, 5): "cat"}))
+    assert whole.labels is None
+    assert changed.labels is not None
+    assert changed.classes == ["cat"]
+    assert changed.labels.tolist() == [0 if i == 5 else -1 for i in range(48)]
+
+
+def test_a_run_takes_new_labels_and_its_resume_refuses_others(
+    small: Callable[..., Config], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = new_labels(tmp_path / "v.csv", {"class0/02.png": "class1"})
+    run = pretrain(small(data__source=str(photos), data__labels=str(given), epochs=2), tmp_path / "run")
+    assert "1 has a new label by verdict" in capsys.readouterr().out
+    labels, folders = load_run(run).images().labels, open_images(str(photos)).labels
+    assert labels is not None
+    assert folders is not None
+    assert (labels != folders).sum() == 1
+    command(f"pretrain --resume {run} --epochs 3 --no-curves")  # with the table of its stages
+    page = open_run(run, ExploreOptions(workers=0), print).collection
+    assert page.labels is not None
+    assert torch.equal(page.labels, labels)
+    new_labels(given, {"class0/04.png": "class1"})
+    assert "the labels differ" in refusal(f"pretrain --resume {run} --epochs 4", capsys)
+    missing = f"pretrain desk-vit --data synthetic:48 --labels {tmp_path}/no.csv --out {tmp_path}/other"
+    assert "--labels" in refusal(missing, capsys)
 
 
 @pytest.mark.parametrize(
