@@ -51,10 +51,12 @@ def extra_memory(run: Callable[[], Any]) -> tuple[Any, float]:
     return result, _status_gb("VmHWM") - before
 
 
-def report(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], script: str = "") -> None:
+def report(
+    name: str, settings: dict[str, Any], rows: list[dict[str, Any]], script: str = "", arguments: str = ""
+) -> None:
     """Print the rows as a table; save them, with date and machine, as JSON and Markdown.
 
-    `script` is the benchmark's own name where the result has another.
+    `script` is the benchmark's own name where the result has another, `arguments` what it was called with.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = [columns, *([_text(row.get(column, "")) for column in columns] for row in rows)]
@@ -79,9 +81,8 @@ def report(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], scri
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    heading = f"`python benchmarks/{script or name}.py`, {record['date']}, " + ", ".join(
-        f"{k} {v}" for k, v in machine.items()
-    )
+    command = f"python benchmarks/{script or name}.py {arguments}".strip()
+    heading = f"`{command}`, {record['date']}, " + ", ".join(f"{k} {v}" for k, v in machine.items())
     text = ", ".join(f"{k} {v}" for k, v in settings.items())
     (RESULTS / f"{name}.md").write_text("\n".join([heading, "", text, "", *lines]) + "\n")
 

@@ -3,11 +3,12 @@
     python benchmarks/explore_copies.py plant --data cifar10 --out planted
     adasim embed MODEL --data planted --size 96 --out planted.npz
     python benchmarks/explore_copies.py planted --data planted --features planted.npz
+    python benchmarks/explore_copies.py crowds --data cifar10 --model MODEL
     python benchmarks/explore_copies.py cifar10 --data cifar10 --features all.npz --pairs duplicates_cifar10.csv
 
-`cifar10` explores all 60,000 images (`all.npz`: both splits, with `files` that begin with train/ and test/) and
-compares what it lists with the pairs that the authors of ciFAIR judged (their meta/duplicates_cifar10.csv),
-with the processor time and the memory that it took.
+`crowds` has 1,500 photographs, a tenth, half or all of which have a copy as JPEG. `cifar10` explores all 60,000
+images (`all.npz`: both splits, with `files` that begin with train/ and test/) and compares what it lists with the
+pairs that the authors of ciFAIR judged (their meta/duplicates_cifar10.csv), with the processor time and memory taken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import csv
 import io
 import random
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +35,7 @@ from adasim.explore.open import open_features
 from adasim.explore.page import Exploration, explore, write_page
 from adasim.options import ExploreOptions
 
-EACH, PHOTOGRAPHS = 100, 5400
+EACH, PHOTOGRAPHS, CROWD = 100, 5400, 1500
 Picture = Image.Image
 
 
@@ -93,12 +96,35 @@ def kinds(rng: random.Random) -> dict[str, Callable[[Picture], Picture]]:
 def plant(data: Path, out: Path, seed: int) -> None:
     """Photographs NNNNN.png, and copies NNNNN~KIND.png of the first ones."""
     rng = random.Random(seed)
-    out.mkdir(parents=True)
-    for n, file in enumerate(rng.sample(sorted(data.glob("train/*/*.png")), PHOTOGRAPHS)):
-        Image.open(file).convert("RGB").save(out / f"{n:05d}.png")
+    lay_out(data, out, rng, PHOTOGRAPHS)
     for place, (kind, change) in enumerate(kinds(rng).items()):
-        for n in range(EACH * place, EACH * (place + 1)):
-            change(Image.open(out / f"{n:05d}.png")).save(out / f"{n:05d}~{kind}.png")
+        copy(out, kind, change, range(EACH * place, EACH * (place + 1)))
+
+
+def lay_out(data: Path, out: Path, rng: random.Random, count: int) -> None:
+    out.mkdir(parents=True)
+    for n, file in enumerate(rng.sample(sorted(data.glob("train/*/*.png")), count)):
+        Image.open(file).convert("RGB").save(out / f"{n:05d}.png")
+
+
+def copy(out: Path, kind: str, change: Callable[[Picture], Picture], numbers: range) -> None:
+    for n in numbers:
+        change(Image.open(out / f"{n:05d}.png")).save(out / f"{n:05d}~{kind}.png")
+
+
+def crowds(data: Path, model: str, seed: int) -> list[dict[str, Any]]:
+    rows = []
+    for share in (0.1, 0.5, 1.0):
+        rng = random.Random(seed)
+        with tempfile.TemporaryDirectory() as folder:
+            images, features = Path(folder) / "images", Path(folder) / "features.npz"
+            lay_out(data, images, rng, CROWD)
+            copy(images, "jpeg", kinds(rng)["jpeg"], range(round(share * CROWD)))
+            embed = [sys.executable, "-m", "adasim", "embed", model, "--data", str(images), "--size", "96"]
+            subprocess.run([*embed, "--out", str(features)], check=True)
+            row, *_ = planted(images, features)
+        rows.append({"photographs with a copy": f"{share:.0%}", **row})
+    return rows
 
 
 def listed_as(found: Exploration) -> Callable[[int, int], str]:
@@ -172,9 +198,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("plant", "planted", "cifar10"))
+    parser.add_argument("what", choices=("plant", "planted", "crowds", "cifar10"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", help="as adasim embed takes it")
     parser.add_argument("--features", type=Path)
     parser.add_argument("--pairs", type=Path)
     parser.add_argument("--seed", type=int, default=21)
@@ -183,10 +210,13 @@ def main() -> None:
         plant(args.data, args.out, args.seed)
     elif args.what == "planted":
         rows = planted(args.data, args.features)
-        report("explore_copies", {"seed": args.seed, "each": EACH}, rows, script="explore_copies planted")
+        report("explore_copies", {"seed": args.seed, "each": EACH}, rows, "explore_copies", "planted")
+    elif args.what == "crowds":
+        rows = crowds(args.data, args.model, args.seed)
+        report("explore_crowds", {"seed": args.seed, "images": CROWD}, rows, "explore_copies", "crowds")
     else:
         rows = cifar10(args.data, args.features, args.pairs)
-        report("explore_cifar10", {"images": 60_000}, rows, script="explore_copies cifar10")
+        report("explore_cifar10", {"images": 60_000}, rows, "explore_copies", "cifar10")
 
 
 if __name__ == "__main__":

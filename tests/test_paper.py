@@ -95,26 +95,6 @@ def test_a_gain_over_a_baseline_of_another_first_epoch_is_told(paper: Any, tmp_p
     assert "`dino/adasim/1`" in blocks.pairing(results)
 
 
-def test_right_and_wrong_partners_are_weighed_by_least_squares(paper: Any, tmp_path: Path) -> None:
-    def line(which: str, right: float, wrong: float, gain: float) -> dict[str, Any]:
-        kept = {
-            "bootstrapped": [0.0, 2 * (right + wrong)],  # right and wrong in the mean of both epochs
-            "partner_accuracy": [1.0, 1 - 2 * wrong],
-            "loss": [1.0, 1.0],
-        }
-        return result(f"simsiam/{which}", knn=50 + int(which[-1]) + gain, **kept)
-
-    lines = [line("standard/0", 0, 0, 0), line("standard/1", 0, 0, 0), line("nearest/0", 0.25, 0.75, -12.5)]
-    lines += [line("oracle:p=0.5/0", 0.5, 0, 5.0), line("adasim/0", 0.1, 0.2, -3)]
-    lines += [line("adasim/1", 0.1, 0.2, -3), line("confident/1", 0.1, 0.05, 2)]
-    results = paper("results").Results(write(tmp_path / "main.jsonl", *lines))
-    arms = ["nearest", "oracle:p=0.5", "adasim", "confident"]
-    rule, rows = paper("weighing").weigh(results, "simsiam", arms)
-    assert rule == pytest.approx((10, 20))  # every gain above is 10 right - 20 wrong
-    assert [(row.arm, row.fitted) for row in rows] == [(arm, arm != "confident") for arm in arms]
-    assert (rows[-1].gain, rows[-1].expected) == pytest.approx((2, 0))
-
-
 def test_a_run_that_failed_in_its_first_epoch_is_told(paper: Any, tmp_path: Path) -> None:
     line = result("dino/nearest/0") | {"failed": "The loss is nan."}
     del line["knn"]

@@ -8,9 +8,8 @@ from typing import Any
 
 from . import published
 from .names import METHOD_NAMES, arm_name
-from .results import Results, figure_of, gain_of
+from .results import Results, figure_of, gain_of, shares
 from .tables import TABLES
-from .weighing import FITTED, shares, weigh
 
 STEP_SHARE = Path(__file__).parents[1] / "results" / "step_share.json"
 ARMS = ("standard", "nearest", "adasim")
@@ -39,7 +38,9 @@ def blocks(results: Results) -> dict[str, str]:
         "policies": arm_table(results, policies, {}),
         "more": arm_table(results, more, {}),
         "late": partners_table(results, "late"),
-        "weighing": weighing_table(results),
+        "partners": partners_table(results, "simsiam"),
+        "quality": partners_table(results, "late-low-3", "late-low-12", "late-low-40"),
+        "continued": partners_table(results, "clothes", "cifar-96"),
         "sureness": sureness_table(results),
         "collapse": collapse_list(results),
         "effort": effort(results),
@@ -64,23 +65,33 @@ def arm_table(results: Results, rows: list[tuple[str, str]], paper: dict[str, An
     return markdown([*heads, "bootstrapped"], body)
 
 
-def partners_table(results: Results, method: str) -> str:
-    """Every arm that was run from a trained encoder, with how many images it joins and how many of those rightly."""
+def partners_table(results: Results, *methods: str) -> str:
+    """Every arm that was run, with how many images it joins and how many of those rightly."""
+    heads = ["pairs", "seeds", "joined", "right", "k-NN", "gain", "linear", "gain"]
     rows = []
-    standard = results.seeds(method, "standard")
-    for arm in dict.fromkeys(cell.arm for cell in TABLES[method]):
-        lines = results.seeds(method, arm)
-        if not lines:
-            continue
-        parts = [shares(line) for line in lines]
-        joined = sum(right + wrong for right, wrong in parts) / len(parts)
-        rights = sum(right for right, _ in parts) / len(parts)
-        precision = percent(rights / joined) if joined > 0.001 else ""
-        row = [arm_name(arm), str(len(lines)), percent(joined), precision]
-        for name in ("knn", "linear"):
-            row += [figure_of(lines, name), gain_of(lines, standard, name)]
-        rows.append(row)
-    return markdown(["pairs", "seeds", "joined", "right", "k-NN", "gain", "linear", "gain"], rows)
+    for method in methods:
+        standard = results.seeds(method, "standard")
+        planned = [cell.arm for cells in TABLES.values() for cell in cells if cell.method == method]
+        for arm in dict.fromkeys(planned):
+            lines = results.seeds(method, arm)
+            if not lines:
+                continue
+            parts = [shares(line) for line in lines]
+            joined = sum(right + wrong for right, wrong in parts) / len(parts)
+            rights = sum(right for right, _ in parts) / len(parts)
+            row = [
+                arm_name(arm),
+                str(len(lines)),
+                percent(joined),
+                percent(rights / joined) if joined > 0.001 else "",
+            ]
+            for name in ("knn", "linear"):
+                row += [figure_of(lines, name), gain_of(lines, standard, name)]
+            start = f"{METHOD_NAMES[method]}: {lines[0]['knn_start']:.1f}" if len(methods) > 1 else ""
+            rows.append([start, *row] if start else row)
+    if not rows:
+        return "Not run yet."
+    return markdown([*(["from, k-NN before"] if len(methods) > 1 else []), *heads], rows)
 
 
 def ablation_table(results: Results) -> str:
@@ -118,24 +129,6 @@ def frontier_table(results: Results) -> str:
             found = [percent(row[name]) for name in ("gate", "bootstrapped", "precision")]
             rows.append([str(row["w"]), str(row["K"]), f"{row['tau']:g}", *found])
     return markdown(["w", "K", "tau", "gate open", "bootstrapped", "of the same class"], rows)
-
-
-def weighing_table(results: Results) -> str:
-    """What right and wrong partners would be worth to SimSiam by two fitted numbers, and the arms beside them."""
-    found = weigh(results, "simsiam", [*FITTED, *results.arms("simsiam", "confident")])
-    if found is None:
-        return "Too few runs so far."
-    rule, rows = found
-    sentence = f"By least squares, gain = {rule.a:.0f} x right - {rule.b:.0f} x wrong."
-    body = []
-    for row in rows:
-        gains = [f"{row.gain:+.1f}", f"{row.expected:+.1f}", "yes" if row.fitted else "no"]
-        body.append([arm_name(row.arm), percent(row.right), percent(row.wrong), *gains])
-    return (
-        sentence
-        + "\n\n"
-        + markdown(["pairs", "right", "wrong", "gain", "by these two numbers", "fitted"], body)
-    )
 
 
 def sureness_table(results: Results) -> str:

@@ -11,8 +11,7 @@ import numpy as np
 from adasim.tools.plot import COLOURS, band
 
 from .names import METHOD_NAMES, arm_name
-from .results import Lines, Results
-from .weighing import shares
+from .results import Lines, Results, shares
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -113,30 +112,88 @@ def _precision(results: Results, path: Path) -> None:
     _save(figure, path)
 
 
+SCATTERED = {  # which arms the first panels show, and where their names stand: to the right, or to the left
+    "adasim": "left",
+    "nearest": "left",
+    "confident": "left",
+    "oracle:p=0.5": "right",
+    "oracle:p=0": "right",
+    "control:partner=random": "left",
+    "control:partner=right": "right",
+    "control:partner=only-wrong": "left",
+}
+RIGHT_ONES = (  # partners of the image's class, from near to far, and the more of them
+    "control:partner=only-right",
+    "control:partner=right,nearest=0,farthest=0.1",
+    "control:partner=right",
+    "control:partner=right,nearest=0.9",
+    "control:partner=right,share=0.05",
+    "control:partner=right,share=0.5",
+)
+
+
 def _partners(results: Results, path: Path) -> None:
-    """The gain of every arm against how many of its partners are right, one panel for each bench."""
-    methods = {"simsiam": "from scratch, 200 epochs", "late": "from a trained encoder, 40 epochs"}
-    if any(not results.seeds(method, "control:partner=right") for method in methods):
-        return  # until the controls of both have been run there is nothing to compare
-    figure, axes = plt.subplots(1, len(methods), figsize=(15, 6.0), layout="constrained")
-    for axis, (method, title) in zip(axes, methods.items(), strict=True):
-        standard = {line["seed"]: line["knn"] for line in results.seeds(method, "standard")}
-        arms = dict.fromkeys(cell.arm for cell in sorted(results.cells) if cell.method == method)
-        for arm in arms:
-            lines = [x for x in results.seeds(method, arm) if x["seed"] in standard and "knn" in x]
-            if arm == "standard" or not lines:
+    """The gain of arms against how many of their partners are right, one panel for each bench; and, where all
+    partners are right, against which they are."""
+    benches = {
+        "simsiam": "SimSiam from scratch",
+        "late": "SimSiam, late start",
+        "clothes": "DINO from ImageNet weights, clothes",
+    }
+    benches = {m: title for m, title in benches.items() if results.seeds(m, "control:partner=random")}
+    rows = (len(benches) + 2) // 2
+    figure, grid = plt.subplots(rows, 2, figsize=(14, 5.6 * rows), layout="constrained")
+    axes = grid.flatten()
+    for axis in axes[len(benches) + 1 :]:
+        axis.set_axis_off()
+    for axis, (method, title) in zip(axes, benches.items(), strict=False):
+        for arm, side in SCATTERED.items():
+            gains, joined, precision = _gains(results, method, arm)
+            if not gains:
                 continue
-            right, wrong = (np.mean(part) for part in zip(*map(shares, lines), strict=True))
-            gains = [line["knn"] - standard[line["seed"]] for line in lines]
-            x, y = 100 * right / (right + wrong), float(np.mean(gains))
-            own = arm.startswith(("adasim", "nearest"))
-            axis.plot([x] * len(gains), gains, ".", color=BLUE if own else ORANGE, alpha=0.5)
-            axis.plot(x, y, "o" if own else "D", markersize=8, color=BLUE if own else ORANGE)
-            axis.annotate(arm_name(arm), (x, y), (7, 3), textcoords="offset points", fontsize=10)
+            own = arm in ("adasim", "nearest")
+            colour, y = BLUE if own else ORANGE, float(np.mean(gains))
+            axis.plot([precision] * len(gains), gains, ".", color=colour, alpha=0.6)
+            axis.plot(precision, y, "o" if own else "D", markersize=9, color=colour)
+            name = f"{arm_name(arm)}\n{joined:.0f}% joined, {len(gains)} seed{'s' * (len(gains) > 1)}"
+            axis.annotate(
+                name,
+                (precision, y),
+                (9 if side == "left" else -9, 0),
+                textcoords="offset points",
+                fontsize=10,
+                ha=side,
+                va="center",
+                bbox={"color": "white", "alpha": 0.75, "pad": 0.5, "linewidth": 0},
+            )
         axis.axhline(0, color=BLACK, linewidth=1)
-        axis.set(title=title, xlabel="partners of the image's class, %", xlim=(0, 135))
-        axis.set(ylabel="k-NN, gain over standard pairs", xticks=range(0, 101, 20))
+        axis.set(title=title, xlabel="partners of the image's class, %", xlim=(-4, 104))
+        axis.set(ylabel="k-NN, gain over standard pairs, points")
+    last, shown = axes[len(benches)], [arm for arm in RIGHT_ONES if _gains(results, "late", arm)[0]]
+    for place, arm in enumerate(shown):
+        gains, joined, _ = _gains(results, "late", arm)
+        last.plot(gains, [place] * len(gains), ".", color=ORANGE, alpha=0.6)
+        last.plot(float(np.mean(gains)), place, "D", markersize=9, color=ORANGE)
+        label = f"{arm_name(arm)} ({joined:.0f}% joined, {len(gains)} seed{'s' * (len(gains) > 1)})"
+        last.annotate(label, (0.02, place - 0.22), xycoords=("axes fraction", "data"), fontsize=10)
+    last.axvline(0, color=BLACK, linewidth=1)
+    last.set(title="Late start: which right partners?", xlabel="k-NN, gain over standard pairs, points")
+    last.set(yticks=[], ylim=(len(shown) - 0.5, -0.6))
     _save(figure, path)
+
+
+def _gains(results: Results, method: str, arm: str) -> tuple[list[float], float, float]:
+    """The gain of each seed, the share of joined pairs and how many of these are right, both in percent."""
+    standard = {line["seed"]: line["knn"] for line in results.seeds(method, "standard")}
+    lines = [line for line in results.seeds(method, arm) if line["seed"] in standard and "knn" in line]
+    if not lines:
+        return [], 0.0, 0.0
+    right, wrong = (100 * float(np.mean(part)) for part in zip(*map(shares, lines), strict=True))
+    return (
+        [line["knn"] - standard[line["seed"]] for line in lines],
+        right + wrong,
+        100 * right / (right + wrong),
+    )
 
 
 def _band(

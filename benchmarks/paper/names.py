@@ -10,11 +10,15 @@ PAIR_NAMES = {
     "oracle": "oracle",
 }
 CONTROL_NAMES = {
-    "random": "any image instead",
-    "right": "any of the class instead",
-    "only-right": "AdaSim, its right partners alone",
-    "only-wrong": "AdaSim, its wrong partners alone",
-    "any-right": "any of the class, where AdaSim is right",
+    "partner=random": "any image instead",
+    "partner=right": "any of the class instead",
+    "partner=only-right": "AdaSim, its right partners alone",
+    "partner=only-wrong": "AdaSim, its wrong partners alone",
+    "partner=any-right": "any of the class, where AdaSim is right",
+    "partner=right,nearest=0,farthest=0.1": "the nearest tenth of the class instead",
+    "partner=right,nearest=0.9": "the farthest tenth of the class instead",
+    "partner=right,share=0.05": "any of the class, for 5% of the images",
+    "partner=right,share=0.5": "any of the class, for 50% of the images",
 }
 METHOD_NAMES = {
     "simsiam": "SimSiam",
@@ -47,6 +51,7 @@ def arm_name(arm: str) -> str:
     'confident (ours), share = 0.05, share end = 0.3'
     """
     pairs, changes = read_arm(arm)
-    name = CONTROL_NAMES[changes.pop("partner")] if pairs == "control" else PAIR_NAMES[pairs]
+    if pairs == "control":
+        return CONTROL_NAMES[arm.partition(":")[2]]
     words = [f"{name.replace('_', ' ')} = {value}" for name, value in changes.items()]
-    return ", ".join([name, *words])
+    return ", ".join([PAIR_NAMES[pairs], *words])

@@ -68,6 +68,14 @@ class Results:
         return next(line["tables"] for line in reversed(self.lines("frontier")) if line["run"] == run)
 
 
+def shares(line: dict[str, Any], epochs: slice = slice(None)) -> tuple[float, float]:
+    """Right and wrong partners as shares of all pairs, in these epochs of a run: pairs of one class, and of two."""
+    joined, right = (
+        statistics.mean(line["curves"][name][epochs]) for name in ("bootstrapped", "partner_accuracy")
+    )
+    return joined - (1 - right), 1 - right
+
+
 def read_lines(path: Path) -> Lines:
     """All lines of a file of results, in their order; none if there is no such file."""
     return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
