@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import published
-from .names import METHOD_NAMES, arm_name
+from .names import BENCH_NAMES, METHOD_NAMES, arm_name
 from .results import Results, figure_of, gain_of, shares
 from .tables import TABLES
 
@@ -17,7 +17,6 @@ ARMS = ("standard", "nearest", "adasim")
 
 def blocks(results: Results) -> dict[str, str]:
     """Every table by its name in the texts."""
-    simsiam = [("simsiam", arm) for arm in (*ARMS, "confident", "oracle:p=0.5")]
     main = [(method, arm) for method in published.MAIN for arm in ARMS]
     policies = [("simsiam", arm) for arm in ("standard", "adasim", *results.arms("simsiam", "confident"))]
     contrast = [("nnclr", "standard"), *(("infonce", arm) for arm in ARMS)]
@@ -25,7 +24,7 @@ def blocks(results: Results) -> dict[str, str]:
     weak = [("simsiam-weak", arm) for arm in ("standard", "adasim", "confident", "oracle:p=0.5")]
     oracle = [("simsiam", arm) for arm in ("standard", "oracle:p=0.5", "oracle:p=0")]
     return {
-        "results": arm_table(results, simsiam, {}),
+        "results": bench_table(results),
         "main": arm_table(results, main, published.MAIN),
         "oracle": arm_table(results, oracle, {"simsiam": published.ORACLE}),
         "ablation": ablation_table(results),
@@ -63,6 +62,30 @@ def arm_table(results: Results, rows: list[tuple[str, str]], paper: dict[str, An
             row += [figure_of(lines, name), gain_of(lines, results.seeds(method, "standard"), name)]
         body.append([*row, bootstrapped(lines)])
     return markdown([*heads, "bootstrapped"], body)
+
+
+def bench_table(results: Results) -> str:
+    """The arms that every bench has, one bench beside the other: k-NN, and its gain over standard pairs."""
+    benches = ["simsiam", "late", *(["clothes"] if results.seeds("clothes", "adasim") else [])]
+    arms = ("standard", "adasim", "nearest", "control:partner=random", "control:partner=right")
+    heads = ["pairs", *(head for method in benches for head in (BENCH_NAMES[method], "gain"))]
+    before = [f"{start:.1f}" if (start := knn_before(results, method)) else "" for method in benches]
+    rows = [["before", *(cell for start in before for cell in (start, ""))]]
+    for arm in arms:
+        row = [arm_name(arm)]
+        for method in benches:
+            lines = results.seeds(method, arm)
+            gain = gain_of(lines, results.seeds(method, "standard"), "knn")
+            row += [f"{figure_of(lines, 'knn')} ({len(lines)})" if lines else "not run", gain]
+        rows.append(row)
+    return markdown(heads, rows)
+
+
+def knn_before(results: Results, method: str) -> float | None:
+    """Of the encoder that a bench starts from; None where that is an untrained one."""
+    return next(
+        (line["knn_start"] for line in results.seeds(method, "standard") if "knn_start" in line), None
+    )
 
 
 def partners_table(results: Results, *methods: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from adasim.tools.plot import COLOURS, band
 
-from .names import METHOD_NAMES, arm_name
+from .names import BENCH_NAMES, METHOD_NAMES, arm_name
 from .results import Lines, Results, shares
 
 mpl.use("Agg")
@@ -135,12 +135,7 @@ RIGHT_ONES = (  # partners of the image's class, from near to far, and the more 
 def _partners(results: Results, path: Path) -> None:
     """The gain of arms against how many of their partners are right, one panel for each bench; and, where all
     partners are right, against which they are."""
-    benches = {
-        "simsiam": "SimSiam from scratch",
-        "late": "SimSiam, late start",
-        "clothes": "DINO from ImageNet weights, clothes",
-    }
-    benches = {m: title for m, title in benches.items() if results.seeds(m, "control:partner=random")}
+    benches = {m: title for m, title in BENCH_NAMES.items() if results.seeds(m, "control:partner=random")}
     rows = (len(benches) + 2) // 2
     figure, grid = plt.subplots(rows, 2, figsize=(14, 5.6 * rows), layout="constrained")
     axes = grid.flatten()

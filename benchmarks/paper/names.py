@@ -43,6 +43,12 @@ METHOD_NAMES = {
     "clothes": "DINO from EfficientNet-Lite0, clothes at 112 pixels",
 }
 
+BENCH_NAMES = {
+    "simsiam": "SimSiam from scratch",
+    "late": "SimSiam from a trained encoder",
+    "clothes": "DINO from ImageNet weights, photos of clothes",
+}
+
 
 def arm_name(arm: str) -> str:
     """An arm in words.
