@@ -61,8 +61,8 @@ TABLES: dict[str, list[Cell]] = {
     "more": [*cells("simsiam-more", "standard confident", 3), *cells("simsiam-more", "adasim")],
     "late": [
         *cells("late", f"standard adasim nearest {CONTROLS}", 3),
-        *cells("late", "control:partner=right,nearest=0,farthest=0.1 control:partner=right,nearest=0.9"),
-        *cells("late", "control:partner=right,share=0.05 control:partner=right,share=0.5"),
+        *cells("late", "control:partner=right,nearest=0,farthest=0.1 control:partner=right,nearest=0.9", 3),
+        *cells("late", "control:partner=right,share=0.05 control:partner=right,share=0.5", 3),
     ],
     "quality": cells("late-low-3 late-low-12 late-low-40", "standard adasim control:partner=random", 2),
     "glyphs": [
