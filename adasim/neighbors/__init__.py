@@ -1,5 +1,6 @@
 """The heart of AdaSim: exact search, the neighbour memory and the pair policies. Imports torch and numpy alone."""
 
+from adasim.neighbors.arithmetic import merge
 from adasim.neighbors.memory import NeighborMemory
 from adasim.neighbors.pairs import (
     AdaSim,
@@ -11,7 +12,7 @@ from adasim.neighbors.pairs import (
     PairSampler,
     Standard,
 )
-from adasim.neighbors.search import QuantizedRows, merge, search
+from adasim.neighbors.search import QuantizedRows, search
 from adasim.neighbors.sharded import ShardedMemory
 
 __all__ = [

@@ -105,12 +105,10 @@ class NeighborMemory:
         self._quantized: QuantizedRows | None = None
 
     def __repr__(self) -> str:
-        cache = f"{str(self.cache.dtype).removeprefix('torch.')} cache on {self.cache.device}"
-        part = len(self.rows) < self.num_images
-        held = f", images {self.rows.start} to {self.rows.stop - 1}" if part else ""
+        dtype = str(self.cache.dtype).removeprefix("torch.")
         return (
             f"{type(self).__name__}(num_images={self.num_images}, dim={self.dim}, window={self.window}, "
-            f"k={self.k}: {self.epochs} epochs finished, {cache}{held})"
+            f"k={self.k}: {self.epochs} epochs finished, {dtype} cache on {self.cache.device})"
         )
 
     def to(self, device: torch.device | str) -> Self:
@@ -293,9 +291,8 @@ class NeighborMemory:
 
     def load_epoch_lists(self, epoch: int, lists: dict[str, Tensor], first: int = 0) -> None:
         """Put one epoch's lists back; `first` is the image of their first row."""
-        slot = epoch % self.window
-        self._copy_rows(self.history_ids[:, slot], first, lists["ids"], "ids")
-        self._copy_rows(self.history_similarities[:, slot], first, lists["similarities"], "similarities")
+        for name, history in (("ids", self.history_ids), ("similarities", self.history_similarities)):
+            self._copy_rows(history[:, epoch % self.window], first, lists[name], name)
 
     def _copy_rows(self, mine: Tensor, first: int, theirs: Tensor, name: str) -> slice:
         """Copy the images that both tensors hold; returns where they stand in mine."""
@@ -324,9 +321,25 @@ class NeighborMemory:
 
     def _observe(self, ids: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Look the queries up, then keep them and their lists, of images held here."""
-        similarities, neighbours = self._lookup(queries)
-        self._write(ids, queries, similarities, neighbours)
-        return similarities, neighbours
+        lists = self._lookup(queries)
+        # The lists are kept in main memory: what decides who is written goes there with them, in one transfer.
+        there = to_device(ids, queries.device, torch.int32)
+        found = [there[:, None], queries[:, :1].isnan().int(), lists[0].view(torch.int32), lists[1].int()]
+        words = torch.cat(found, 1).cpu()  # (B, 2 + 2 K)
+        ids, skipped = words[:, 0].long(), words[:, 1].bool()
+        batch = torch.from_numpy(self._to_write(ids.numpy(), skipped.numpy()))
+        places, (similarities, neighbours) = self._places(ids[batch]), words[batch, 2:].split(self.k, 1)
+        self.current_ids[places] = neighbours
+        # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
+        similarities = similarities.contiguous().view(torch.float32)
+        self.current_similarities[places] = on_grid(similarities.clamp(-1, 1))
+        self._observing = True
+        batch, places = to_device(torch.stack([batch, places]), self.cache.device)
+        written = queries[batch].to(self.cache.dtype)
+        self.cache[places] = written
+        if self._quantized is not None and len(written):
+            self._quantized.write(places, written)
+        return lists
 
     def _lookup(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Similarities and image ids of the K best rows; a NaN query finds nothing."""
@@ -335,22 +348,6 @@ class NeighborMemory:
         )
         first = self.rows.start
         return similarities, torch.where(places >= 0, places + first, -1) if first else places
-
-    def _write(self, ids: Tensor, queries: Tensor, similarities: Tensor, neighbours: Tensor) -> None:
-        skipped = torch.isnan(queries[:, 0])
-        # The lists are kept in main memory: what decides who is written goes there with them, in one transfer.
-        ids, skipped, similarities, neighbours = _on_cpu(ids, skipped, similarities, neighbours)
-        batch = torch.from_numpy(self._to_write(ids.numpy(), skipped.numpy()))
-        places = self._places(ids[batch])
-        self.current_ids[places] = neighbours[batch].int()
-        # Cosines exceed 1 by rounding at most; -inf pads lists of fewer than K finite rows.
-        self.current_similarities[places] = on_grid(similarities[batch].clamp(-1, 1))
-        self._observing = True
-        batch, places = to_device(torch.stack([batch, places]), self.cache.device)
-        written = queries[batch].to(self.cache.dtype)
-        self.cache[places] = written
-        if self._quantized is not None and len(written):
-            self._quantized.write(places, written)
 
     def _to_write(self, ids: Any, skipped: Any) -> Any:
         """Which places of a batch to keep: finite ones of images held here; of one that stands twice, the last."""
@@ -428,17 +425,3 @@ def _first_other(lists: Tensor, but: list[Tensor], instead: Tensor) -> Tensor:
         other &= lists != one[:, None]
     first = lists.gather(1, other.int().argmax(1, keepdim=True))[:, 0]
     return torch.where(other.any(1), first, instead)
-
-
-def _on_cpu(ids: Tensor, skipped: Tensor, similarities: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors on the CPU; where they are on a device, Python waits for it once."""
-    if similarities.device.type == "cpu":
-        return ids.cpu(), skipped, similarities, neighbours
-    there = [skipped[:, None].int(), similarities.view(torch.int32), neighbours.int()]
-    if ids.device.type != "cpu":
-        there.append(ids[:, None].int())
-    k = similarities.shape[1]
-    words = torch.cat(there, 1).cpu()  # (B, 2 K + 1 or + 2)
-    ids = ids if ids.device.type == "cpu" else words[:, -1].long()
-    similarities = words[:, 1 : k + 1].contiguous().view(torch.float32)
-    return ids, words[:, 0].bool(), similarities, words[:, k + 1 : 2 * k + 1].long()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -135,9 +135,7 @@ class AdaSim(PairPolicy):
     @classmethod
     def check(cls, config: Any) -> None:
         window = config.neighbors.window
-        if window >= max(
-            2, config.epochs
-        ):  # a single epoch has standard pairs, and no window makes it differ
+        if window >= max(2, config.epochs):  # of a single epoch all pairs are standard, with any window
             raise UserError(
                 f"neighbors.window={window} needs at least {window + 1} epochs; this run has {config.epochs}. "
                 f"Lower --neighbors.window or raise --epochs."
@@ -161,9 +159,6 @@ class Oracle(PairPolicy):
     epochs: int
     p: float
     seed: int
-    _by_class: Tensor = field(init=False)  # image ids sorted by class
-    _first: Tensor = field(init=False)  # where each image's class starts in it
-    _size: Tensor = field(init=False)  # how many images its class has
 
     @classmethod
     def build(cls, context: PairContext) -> Self:
@@ -173,17 +168,16 @@ class Oracle(PairPolicy):
 
     def __post_init__(self) -> None:
         require_all_labels("oracle", self.labels)
-        self._by_class = self.labels.argsort(stable=True)
-        sizes = torch.bincount(self.labels)
-        self._size = sizes[self.labels]
-        self._first = (sizes.cumsum(0) - sizes)[self.labels]
 
     def partners(self, epoch: int, ids: Tensor | None = None) -> Tensor:
         ids = torch.arange(len(self.labels)) if ids is None else ids
         q = 1 + (self.p - 1) * epoch / max(self.epochs - 1, 1)
         u = uniform(self.seed, "oracle", epoch, ids, 2)
-        at = self._first[ids] + (u[:, 1] * self._size[ids]).long()
-        return torch.where(u[:, 0] < q, ids, self._by_class[at])
+        classes, by_class, sizes = self.labels[ids], self.labels.argsort(stable=True), self.labels.bincount()
+        at = (sizes.cumsum(0) - sizes)[classes] + (
+            u[:, 1] * sizes[classes]
+        ).long()  # a place of the own class
+        return torch.where(u[:, 0] < q, ids, by_class[at])
 
 
 def require_all_labels(pairs: str, labels: Tensor) -> None:

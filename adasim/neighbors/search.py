@@ -26,7 +26,7 @@ Nothing of size B x N is ever held where that is more than 34 MB.
 from __future__ import annotations
 
 import math
-import time
+import timeit
 from functools import lru_cache
 from typing import Any
 
@@ -41,7 +41,6 @@ from adasim.neighbors.arithmetic import (
     buffer,
     error_of_products,
     ieee_products,
-    merge,
     pack,
     row_norms,
     scores_of_pairs,
@@ -49,8 +48,6 @@ from adasim.neighbors.arithmetic import (
     unpack,
 )
 from adasim.neighbors.search_gpu import search_on_gpu
-
-__all__ = ["QuantizedRows", "merge", "search"]
 
 _QUERIES = 512  # queries per pass over the rows
 _FP64_TILE = 2048  # rows multiplied at once in fp64: more would be fresh memory each time
@@ -164,9 +161,8 @@ def candidates(product: FloatProduct | Int8Product, n: int, k: int, tile: int) -
         peaks = scores.unflatten(1, (-1, group)).amax(2) if group > 1 else scores
         return scores.numpy(), peaks.numpy(), product.margins(start, stop, group).numpy()
 
-    best = np.full(
-        (len(unit), k), -np.inf, dtype=np.float32
-    )  # lower bounds on the scores of K rows, least first
+    # Lower bounds on the scores of K rows, least first.
+    best = np.full((len(unit), k), -np.inf, dtype=np.float32)
     two_passes = k > product.one_pass and len(tiles) > 1
     for start, stop in tiles if two_passes else ():
         _, peaks, margins = scored(start, stop)
@@ -379,10 +375,6 @@ def int8_is_faster(dim: int) -> bool:
         return False
     a8, b8 = (torch.ones(n, dim, dtype=torch.int8) for n in (128, 4096))
     a, b = a8.float(), b8.float()
-    seconds: dict[str, list[float]] = {"int8": [], "fp32": []}
-    for _ in range(6):
-        for name in seconds:
-            start = time.perf_counter()
-            _ = torch._int_mm(a8, b8.T) if name == "int8" else a @ b.T
-            seconds[name].append(time.perf_counter() - start)
-    return min(seconds["int8"]) * 1.5 < min(seconds["fp32"])  # the rounds least disturbed by others
+    # Of several rounds, the one least disturbed by others.
+    int8 = min(timeit.repeat(lambda: torch._int_mm(a8, b8.T), number=1, repeat=6))
+    return int8 * 1.5 < min(timeit.repeat(lambda: a @ b.T, number=1, repeat=6))

@@ -37,7 +37,6 @@ scores 134 MB.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,12 +62,8 @@ _SPARE = (64, 256)
 _TOO_LONG = 1e30
 
 
-class _Lists(NamedTuple):
-    """Lists of B queries, and which of them are proven."""
-
-    similarities: Tensor  # (B, K) fp32
-    ids: Tensor  # (B, K) int64
-    proven: Tensor  # (B,) bool
+_Lists = tuple[Tensor, Tensor, Tensor]
+"""Of B queries: similarities (B, K) fp32, ids (B, K) int64, and who is proven, (B,) bool."""
 
 
 def search_on_gpu(queries: Tensor, rows: Tensor, k: int, row_norm: float | None) -> tuple[Tensor, Tensor]:
@@ -80,9 +75,8 @@ def search_on_gpu(queries: Tensor, rows: Tensor, k: int, row_norm: float | None)
     if row_norm is None:
         bound = row_norms(rows).nan_to_num_(nan=0.0, posinf=0.0).amax()  # of finite rows
     bound = torch.where(bound < _TOO_LONG, bound, torch.inf)
-    first = (
-        torch.float16 if rows.dtype == torch.float16 and _has_mixed_product(rows.device) else torch.float32
-    )
+    mixed = rows.dtype == torch.float16 and _has_mixed_product(rows.device)
+    first = torch.float16 if mixed else torch.float32
     similarities, ids, proven = _attempt(queries, rows, k, bound, first, _SPARE[0])
     left = (~(proven | bad)).nonzero()[:, 0]
     if len(left):
@@ -114,7 +108,8 @@ def _attempt(
     width = min(k + spare, -(-len(rows) // _GROUP))
     block = min(_QUERIES, max(1, _MEMBERS // (width * _GROUP)))
     parts = [_attempt_block(q, rows, k, row_norm, dtype, spare) for q in queries.split(block)]
-    return parts[0] if len(parts) == 1 else _Lists(*map(torch.cat, zip(*parts, strict=True)))
+    similarities, ids, proven = map(torch.cat, zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+    return similarities, ids, proven
 
 
 def _attempt_block(
@@ -148,7 +143,7 @@ def _attempt_block(
     ids = ids.masked_fill(similarities == -torch.inf, -1)
     reached = torch.maximum(next_group, next_row) + tiles.margin  # no row that was left out scores more
     # -inf: nothing was left out but rows that are not finite.
-    return _Lists(similarities, ids, (reached < similarities[:, -1] / tiles.unit) | (reached == -torch.inf))
+    return similarities, ids, (reached < similarities[:, -1] / tiles.unit) | (reached == -torch.inf)
 
 
 class _Tiles:

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn import functional as F
 
 from adasim.dist.collectives import Exchange
 from adasim.dist.devices import to_device
+from adasim.neighbors.arithmetic import merge
 from adasim.neighbors.memory import Ids, NeighborMemory, SupportKind, checked_ids
-from adasim.neighbors.search import merge
 
 
 def shard(num_images: int, rank: int, world: int) -> range:
@@ -78,7 +79,7 @@ class ShardedMemory(NeighborMemory):
         sent = to_device(ids, queries.device, torch.int32)
         words = torch.cat([sent[:, None], queries.view(torch.int32)], 1)
         counts = self.exchange.counts(len(ids))
-        arrive = self.exchange.gather_async(_padded(words, max(counts), -1))  # -1 is NaN as fp32
+        arrive = self.exchange.gather_async(_padded(words, max(counts)))  # -1 is NaN as fp32
 
         def finish() -> tuple[Tensor, Tensor]:
             everyone = arrive().to(self.cache.device)
@@ -105,64 +106,61 @@ class ShardedMemory(NeighborMemory):
         """p_win of each image, from its owner; S is the widest of all ranks' batches."""
         if self.exchange.world == 1 or tau == 0:
             return super().distribution(ids, tau, support)
-        everyone, own = self._everyones(ids)
-        held = self._held_here(everyone)
-        neighbours, p = super().distribution(everyone[held], tau, support)
-        width = max(self.exchange.counts(neighbours.shape[1]))
-        # Each row has one owner: among the others' -1 and 0 the maximum is the owner's number, unchanged.
-        all_neighbours = torch.full((len(everyone), width), -1, dtype=torch.int32)
-        all_p = torch.zeros(len(everyone), width, dtype=torch.float64)
-        all_neighbours[held, : neighbours.shape[1]] = neighbours.int()
-        all_p[held, : p.shape[1]] = p
-        return self.exchange.maximum(all_neighbours)[own].long(), self.exchange.maximum(all_p)[own]
+        p_win = super().distribution
+
+        def of_equal_width(held: Tensor) -> list[Tensor]:
+            neighbours, p = p_win(held, tau, support)
+            wider = (0, max(self.exchange.counts(p.shape[1])) - p.shape[1])
+            return [F.pad(neighbours.int(), wider, value=-1), F.pad(p, wider)]
+
+        neighbours, p = self._ask_owners(ids, of_equal_width)
+        return neighbours.long(), p
 
     def draw_partners(self, epoch: int, tau: float, seed: int, ids: Ids | None = None) -> Tensor:
         """One partner id per image (of all N, or of `ids`), drawn by the images' owners."""
         draw = super().draw_partners
-        return self._ask_owners(ids, lambda some: draw(epoch, tau, seed, some))
+        return self._one_id_each(ids, lambda some: draw(epoch, tau, seed, some))
 
     def nearest_other(self, ids: Ids | None = None) -> Tensor:
         """The best match other than the image itself in the newest list, from the images' owners."""
-        return self._ask_owners(ids, super().nearest_other)
+        return self._one_id_each(ids, super().nearest_other)
 
     def features(self, ids: Ids) -> Tensor:
         """The cached features of this rank's `ids`, from the images' owners."""
         if self.exchange.world == 1:
             return super().features(ids)
-        everyone, own = self._everyones(ids)
-        held = self._held_here(everyone)
-        answers = torch.full((len(everyone), self.dim), -torch.inf)  # each row has one owner
-        answers[held] = super().features(everyone[held]).cpu()
-        return self.exchange.maximum(answers)[own].to(self.cache.device)
+        cached = super().features
+        return self._ask_owners(ids, lambda held: [cached(held).cpu()])[0].to(self.cache.device)
 
-    def _ask_owners(self, ids: Ids | None, answer: Callable[[Ids | None], Tensor]) -> Tensor:
-        """One id per image, from `answer` on the rank that holds it; without `ids`, for all N images."""
+    def _one_id_each(self, ids: Ids | None, answer: Callable[[Ids | None], Tensor]) -> Tensor:
+        """`answer` from the rank that holds an image; without `ids`, for all N images."""
         world = self.exchange.world
         if world == 1:
             return answer(ids)
-        if ids is None:
-            shares = [shard(self.num_images, rank, world) for rank in range(world)]
-            longest = max(len(share) for share in shares)
-            answers = self.exchange.gather(_padded(answer(None).int(), longest, -1)).view(world, longest)
-            return torch.cat([a[: len(share)] for a, share in zip(answers, shares, strict=True)]).cpu().long()
-        everyone, own = self._everyones(ids)
-        held = self._held_here(everyone)
-        answers = torch.full((len(everyone),), -1, dtype=torch.int32)
-        answers[held] = answer(everyone[held]).int()
-        return self.exchange.maximum(answers)[own].long()
+        if ids is not None:
+            return self._ask_owners(ids, lambda held: [answer(held).int()])[0].long()
+        shares = [shard(self.num_images, rank, world) for rank in range(world)]
+        longest = max(map(len, shares))
+        answers = self.exchange.gather(_padded(answer(None).int(), longest)).view(world, longest)
+        return torch.cat([a[: len(share)] for a, share in zip(answers, shares, strict=True)]).cpu().long()
 
-    def _everyones(self, ids: Ids) -> tuple[Tensor, slice]:
-        """All ranks' ids, padded with -1, and where this rank's stand."""
+    def _ask_owners(self, ids: Ids, answer: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
+        """The rows of `answer` for this rank's `ids`, each from the rank that holds the image."""
         ids = checked_ids(ids, self.num_images).cpu()
         counts = self.exchange.counts(len(ids))
-        start = self.exchange.rank * max(counts)
-        everyone = self.exchange.gather(_padded(ids.int(), max(counts), -1)).cpu().long()
-        return everyone, slice(start, start + len(ids))
+        own = slice(start := self.exchange.rank * max(counts), start + len(ids))
+        everyone = self.exchange.gather(_padded(ids.int(), max(counts))).cpu().long()
+        held = (everyone >= self.rows.start) & (everyone < self.rows.stop)
+        found = []
+        for part in answer(everyone[held]):
+            # Each row has one owner: among the others' lowest numbers the maximum is the owner's, unchanged.
+            lowest = -torch.inf if part.is_floating_point() else -1
+            rows = part.new_full((len(everyone), *part.shape[1:]), lowest)
+            rows[held] = part
+            found.append(self.exchange.maximum(rows)[own])
+        return found
 
-    def _held_here(self, ids: Tensor) -> Tensor:
-        return (ids >= self.rows.start) & (ids < self.rows.stop)
 
-
-def _padded(x: Tensor, length: int, value: int) -> Tensor:
-    """x (n, ...) with rows of `value` behind it."""
-    return torch.cat([x, x.new_full((length - len(x), *x.shape[1:]), value)])
+def _padded(x: Tensor, length: int) -> Tensor:
+    """x (n, ...) with rows of -1 behind it."""
+    return torch.cat([x, x.new_full((length - len(x), *x.shape[1:]), -1)])
