@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import torch
 from helpers import on_grid
 from torch import Tensor
@@ -41,6 +43,13 @@ def clouds(n: int, dim: int) -> dict[str, Tensor]:
 
 
 KINDS = list(clouds(4, 2))
+
+
+def tied(draw: Random, b: int, n: int, dim: int, levels: int) -> tuple[Tensor, Tensor, torch.Generator]:
+    """Queries and rows of whole numbers from -levels to levels, so that scores are equal ever so often."""
+    generator = torch.Generator().manual_seed(draw.randint(0, 2**20))
+    queries, rows = (torch.randint(-levels, levels + 1, (m, dim), generator=generator) for m in (b, n))
+    return queries, rows, generator
 
 
 def by_fp64(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,8 @@ from adasim.config import Config
 from adasim.runs.folder import RunFolder, group_by_setting, versions
 from adasim.util.csv import escape_latex
 from adasim.util.errors import UserError
-from adasim.util.statistics import mean_and_deviation, paired_gain, with_spread
 from adasim.util.terminal import few, printable
+from adasim.util.units import mean_and_deviation, paired_gain, with_spread
 
 RESULTS_FILE = "results.jsonl"
 COMPARED = "compared"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -155,34 +156,21 @@ class Network(nn.Module):
     def __init__(self, backbone: Backbone, config: DinoSettings) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = DinoHead(
-            backbone.dim,
-            config.out_dim,
-            hidden_dim=config.hidden_dim,
-            bottleneck_dim=config.bottleneck_dim,
-            norm_last_layer=config.norm_last_layer,
-        )
+        self.head = DinoHead(backbone.dim, config)
 
 
 class DinoHead(nn.Module):
     """in -> hidden -> hidden -> bottleneck with GELU between, L2-normalised, then the prototypes; no BN."""
 
-    def __init__(
-        self, in_dim: int, out_dim: int, *, hidden_dim: int, bottleneck_dim: int, norm_last_layer: bool
-    ) -> None:
+    def __init__(self, in_dim: int, config: DinoSettings) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(in_dim, hidden_dim),
-            nn.GELU(),
-            nn.Linear(hidden_dim, hidden_dim),
-            nn.GELU(),
-            nn.Linear(hidden_dim, bottleneck_dim),
-        )
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
-        self.last_layer = Prototypes(bottleneck_dim, out_dim, frozen_gain=norm_last_layer)
+        widths = (in_dim, config.hidden_dim, config.hidden_dim, config.bottleneck_dim)
+        linear = [nn.Linear(*sizes) for sizes in itertools.pairwise(widths)]
+        for layer in linear:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        self.mlp = nn.Sequential(linear[0], nn.GELU(), linear[1], nn.GELU(), linear[2])
+        self.last_layer = Prototypes(config.bottleneck_dim, config.out_dim, config.norm_last_layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, out_dim) of features (B, in_dim)."""
@@ -196,7 +184,7 @@ class Prototypes(nn.Module):
     The names weight_v and weight_g are those of torch's weight norm, so that DINO's checkpoints fit.
     """
 
-    def __init__(self, in_dim: int, out_dim: int, *, frozen_gain: bool) -> None:
+    def __init__(self, in_dim: int, out_dim: int, frozen_gain: bool) -> None:
         super().__init__()
         self.weight_v = nn.Linear(in_dim, out_dim, bias=False).weight  # torch's own init
         self.weight_g = nn.Parameter(torch.ones(out_dim, 1), requires_grad=not frozen_gain)

@@ -45,13 +45,14 @@ class Nnclr(Siamese):
         loss = 0.5 * (self._info_nce(z1, second.output) + self._info_nce(z2, first.output))
         if len(self.queue):
             earlier = [self._next] if self.continues_step and self._next is not None else []
-            self._next = torch.cat([*earlier, _everyones(z1.detach())])
+            self._next = torch.cat([*earlier, gather_with_gradient(z1.detach())])
         return self.step(loss, views)
 
     def _info_nce(self, z: Tensor, prediction: Tensor) -> Tensor:
         """Mean over i of -log softmax over k of NN(z_i) . p_k / temperature, at k = i."""
         predictions = gather_with_gradient(F.normalize(prediction.float(), dim=1))  # (B of all ranks, D')
-        positives = nearest(z.detach(), self.queue) if len(self.queue) else z
+        # NN(z_i): the most similar row of the queue.
+        positives = self.queue[(z.detach() @ self.queue.T).argmax(dim=1)] if len(self.queue) else z
         logits = positives @ predictions.T / self.config.temperature
         own = torch.arange(len(z), device=z.device) + Exchange().rank * len(z)
         return F.cross_entropy(logits, own)
@@ -69,14 +70,3 @@ class Nnclr(Siamese):
 
     def param_groups(self, optim: OptimConfig) -> list[dict[str, Any]]:
         return decay_groups(self.named_parameters(), optim)
-
-
-def nearest(z: Tensor, queue: Tensor) -> Tensor:
-    """For unit rows z (B, D') the most similar row of the queue (Q, D')."""
-    return queue[(z @ queue.T).argmax(dim=1)]
-
-
-def _everyones(x: Tensor) -> Tensor:
-    """All ranks' rows, in the order of ranks; alone, the rows themselves."""
-    exchange = Exchange()
-    return x if exchange.world == 1 else exchange.gather(x).to(x.device)

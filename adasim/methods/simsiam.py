@@ -83,10 +83,8 @@ class SimSiam(Siamese):
     def param_groups(self, optim: OptimConfig) -> list[dict[str, Any]]:
         encoder = [*self.encoder.named_parameters(), *self.projector.named_parameters()]
         predictor = self.predictor.named_parameters()
-        return [
-            *decay_groups(encoder, optim),
-            *decay_groups(predictor, optim, fixed_lr=self.config.fix_pred_lr),
-        ]
+        fixed = self.config.fix_pred_lr
+        return [*decay_groups(encoder, optim), *decay_groups(predictor, optim, fixed_lr=fixed)]
 
 
 def _cosine(prediction: Tensor, target: Tensor) -> Tensor:

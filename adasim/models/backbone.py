@@ -2,8 +2,9 @@
 
 `Backbone.net` is a timm model and `Backbone.spec` says which: timm.create_model(spec["timm"], **spec["kwargs"]).
 ResNets for small images have another stem, for which timm has no argument. Their kwargs have the entry `stem`, so
-that timm refuses them instead of building another net, and `edit_stem` does the rest. How a file's weights load
-without adasim is written in the file: see `adasim.models.io`.
+that timm refuses them instead of building another net: `no_pool` is without max-pooling, and `3x3` has a first
+convolution of stride 1 as well. How a file's weights load without adasim is written in the file: see
+`adasim.models.io`.
 
 `resnet_tiny` is timm's ResNet class with one BasicBlock per stage, 16 to 128 channels wide, behind timm's
 deep stem (three 3x3 convolutions, the first with stride 2) and with `stem="no_pool"`.
@@ -87,7 +88,17 @@ class Backbone(nn.Module):
         Each passes through the final norm. A convolutional net has one entry, its last feature map, no CLS.
         """
         if not isinstance(self.net, VisionTransformer):
-            return [(None, self._feature_map(x, n_blocks))]
+            if n_blocks != 1:
+                raise UserError(
+                    f"n_blocks={n_blocks} needs a ViT; {self.spec['name']} has its last feature map only."
+                )
+            features = self.net.forward_features(x)  # type: ignore[operator]
+            if features.ndim != 4:
+                raise UserError(
+                    f"{self.spec['name']} has no feature map; choose a ViT or a convolutional net."
+                )
+            last_channels = getattr(self.net, "output_fmt", "NCHW") == "NHWC"
+            return [(None, features.permute(0, 3, 1, 2) if last_channels else features)]
         depth = len(self.net.blocks)
         if not 1 <= n_blocks <= depth:
             raise UserError(
@@ -100,16 +111,6 @@ class Backbone(nn.Module):
             return [(None, patches) for patches in blocks]
         has_cls = self.net.cls_token is not None  # the prefix may also be registers alone
         return [(prefix[:, 0] if has_cls else None, patches) for patches, prefix in blocks]
-
-    def _feature_map(self, x: Tensor, n_blocks: int) -> Tensor:
-        if n_blocks != 1:
-            raise UserError(
-                f"n_blocks={n_blocks} needs a ViT; {self.spec['name']} has its last feature map only."
-            )
-        features = self.net.forward_features(x)  # type: ignore[operator]
-        if features.ndim != 4:
-            raise UserError(f"{self.spec['name']} has no feature map; choose a ViT or a convolutional net.")
-        return features.permute(0, 3, 1, 2) if getattr(self.net, "output_fmt", "NCHW") == "NHWC" else features
 
 
 def build_backbone(config: ModelConfig, image_size: int, channels: int = 3, *, student: bool) -> Backbone:
@@ -147,18 +148,13 @@ def from_spec(spec: dict[str, Any], **extra: Any) -> Backbone:
     kwargs = dict(spec["kwargs"])
     stem = kwargs.pop("stem", None)
     net: Any = timm.create_model(spec["timm"], pretrained=False, **kwargs, **extra)
-    edit_stem(net, stem, kwargs.get("in_chans", 3))
-    dim = getattr(net, "head_hidden_size", None) or net.num_features
-    return Backbone(net, spec | {"dim": dim})
-
-
-def edit_stem(net: Any, stem: str | None, channels: int) -> None:
-    """Take a ResNet's max-pooling out (`no_pool`), and make its first convolution a 3x3 of stride 1 (`3x3`)."""
     if stem is not None:
         net.maxpool = nn.Identity()
     if stem == "3x3":
-        net.conv1 = nn.Conv2d(channels, net.bn1.num_features, 3, 1, 1, bias=False)
+        net.conv1 = nn.Conv2d(kwargs.get("in_chans", 3), net.bn1.num_features, 3, 1, 1, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    dim = getattr(net, "head_hidden_size", None) or net.num_features
+    return Backbone(net, spec | {"dim": dim})
 
 
 def check_patches(config: ModelConfig, name: str, size: int) -> None:
@@ -226,16 +222,9 @@ def _describe(config: ModelConfig, image_size: int, channels: int) -> dict[str, 
         raise UserError(f"Unknown model.name={name!r}. {nearest_models(name)}")
     if config.small_stem and name not in RESNETS:
         raise UserError(f"model.small_stem is for {', '.join(RESNETS)}; {name} has no such stem.")
-    kwargs = kwargs | {"in_chans": channels, "num_classes": 0}
-    if stem is not None:
-        kwargs = kwargs | {"stem": stem}
-    return {
-        "name": name,
-        "timm": timm_name,
-        "kwargs": kwargs,
-        "image_size": image_size,
-        "channels": channels,
-    }
+    kwargs = kwargs | {"in_chans": channels, "num_classes": 0} | ({} if stem is None else {"stem": stem})
+    spec = {"name": name, "timm": timm_name, "kwargs": kwargs}
+    return spec | {"image_size": image_size, "channels": channels}
 
 
 class _Pixels(nn.Module):

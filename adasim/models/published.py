@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,31 +38,25 @@ _RESNETS = {
 }
 
 
-class Description(NamedTuple):
-    """Which model, as timm or adasim names it ("" if neither does), its arguments for timm, and its transform."""
-
-    name: str
-    arguments: dict[str, Any]
-    transform: EvalTransform | None
-
-
 def is_published(folder: Path) -> bool:
     """Whether the folder's config.json describes a model, and not a run."""
     config = _read(folder / CONFIG_FILE)
     return "architecture" in config or "model_type" in config
 
 
-def read_description(folder: Path) -> Description:
-    """What config.json says, and preprocessor_config.json beside it."""
+def read_description(folder: Path) -> tuple[str, dict[str, Any], EvalTransform | None]:
+    """What config.json says, and preprocessor_config.json beside it.
+
+    Which model, as timm or adasim names it ("" if neither does), its arguments for timm, and its transform.
+    """
     config, processor = _read(folder / CONFIG_FILE), _read(folder / PROCESSOR_FILE)
     try:
         if "architecture" not in config:
-            return Description(_of_transformers(config), {}, _of_processor(processor))
+            return _of_transformers(config), {}, _of_processor(processor)
         name = config["architecture"].removeprefix("adasim_").removesuffix("_3x3")
         # timm's older files have it at the top; transformers' wrapper of timm's models, beside.
         said = config.get("pretrained_cfg") or processor.get("pretrained_cfg") or config
-        transform = _transform(**said) if "mean" in said else None
-        return Description(name, dict(config.get("model_args") or {}), transform)
+        return name, dict(config.get("model_args") or {}), _transform(said) if "mean" in said else None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         path = folder / CONFIG_FILE
         raise UserError(f"{path} has a damaged description of its model: {error}. Export it again.") from None
@@ -92,35 +86,28 @@ def _of_processor(said: dict[str, Any]) -> EvalTransform | None:
         return None
     side = crop.get("height", edge) if said.get("do_center_crop") else edge
     return _transform(
-        input_size=[3, side, side],
-        mean=said["image_mean"],
-        std=said["image_std"],
-        interpolation="bicubic" if said.get("resample") == 3 else "bilinear",
-        # The processor of ConvNeXt, which ResNets have too, says it. Else: timm divides again and truncates.
-        crop_pct=said.get("crop_pct") or side / (edge + 0.5),
-        crop_mode="center" if "shortest_edge" in size else "squash",
+        {
+            "input_size": [3, side, side],
+            "mean": said["image_mean"],
+            "std": said["image_std"],
+            "interpolation": "bicubic" if said.get("resample") == 3 else "bilinear",
+            # The processor of ConvNeXt, which ResNets have too, says it. Else: timm divides again and truncates.
+            "crop_pct": said.get("crop_pct") or side / (edge + 0.5),
+            "crop_mode": "center" if "shortest_edge" in size else "squash",
+        }
     )
 
 
-def _transform(
-    *,
-    mean: Any,
-    std: Any,
-    input_size: Any = (3, 224, 224),
-    crop_pct: Any = None,
-    interpolation: Any = "bicubic",
-    crop_mode: Any = "center",
-    **others: Any,
-) -> EvalTransform:
+def _transform(said: dict[str, Any]) -> EvalTransform:
     """Of a `pretrained_cfg` of timm, which may leave away what is usual, and have much more."""
-    mean, std = (tuple(map(float, values)) for values in (mean, std))
-    side, share = input_size[-1], 0.875 if crop_pct is None else crop_pct
+    said = {"input_size": (3, 224, 224), "crop_pct": None, "interpolation": "bicubic"} | said
+    mean, std = (tuple(map(float, said[name])) for name in ("mean", "std"))
+    side, share = said["input_size"][-1], 0.875 if said["crop_pct"] is None else said["crop_pct"]
     if not (len(mean) == len(std) == 3 and min(std) > 0 and 0 < share <= 1 and 0 < side <= _LARGEST):
         raise ValueError(
             f"{mean=}, {std=}, crop_pct={share} for {side} pixels is an impossible normalisation"
         )
-    wanted = {"input_size": input_size, "mean": mean, "std": std, "crop_pct": share}
-    return EvalTransform.from_timm({**wanted, "interpolation": interpolation, "crop_mode": crop_mode})
+    return EvalTransform.from_timm(said | {"mean": mean, "std": std, "crop_pct": share})
 
 
 def _read(path: Path) -> dict[str, Any]:

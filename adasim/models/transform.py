@@ -63,11 +63,9 @@ class EvalTransform:
         """The inverse of `to_timm`, and the transform of any `pretrained_cfg`."""
         size = int(wanted["input_size"][-1])
         resize = max(size, int(size / wanted["crop_pct"]))
-        interpolation: Literal["bilinear", "bicubic"] = (
-            "bilinear" if wanted["interpolation"] == "bilinear" else "bicubic"
-        )
-        squash = wanted.get("crop_mode") == "squash"
-        return cls(size, resize, tuple(wanted["mean"]), tuple(wanted["std"]), interpolation, squash)
+        bilinear, squash = wanted["interpolation"] == "bilinear", wanted.get("crop_mode") == "squash"
+        made = cls(size, resize, tuple(wanted["mean"]), tuple(wanted["std"]), squash=squash)
+        return made.bilinear() if bilinear else made
 
     def to_timm(self) -> dict[str, Any]:
         """The same under timm's names: timm.data.create_transform(**...) makes the same view of a PIL image."""

@@ -75,26 +75,19 @@ class Weights(NamedTuple):
     """What it expects to be done to an image (size, mean, std, interpolation); None where that is unknown."""
 
 
-class Source(NamedTuple):
-    """What a person has named: one of timm's or adasim's models, a path, or both."""
+def parse_source(source: str) -> tuple[str, Path | None]:
+    """What a person has named: one of timm's or adasim's models, a path, or both ("" or None is what is not named).
 
-    name: str
-    path: Path | None
-
-
-def parse_source(source: str) -> Source:
-    """What exists is a path, also with a colon in it; what else stands before a colon is a model's name."""
+    What exists is a path, also with a colon in it; what else stands before a colon is a model's name.
+    """
     path = Path(source).expanduser()
-    if path.exists() or source.startswith(_HUB):
-        return Source("", path) if path.exists() else Source(source, None)
+    if path.exists():
+        return "", path
     name, colon, file = source.partition(":")
-    if name == "local-dir":  # timm's word for a folder
-        return Source("", Path(file).expanduser())
-    if colon and os.sep not in name:
-        return Source(name, Path(file).expanduser())
-    if os.sep in source or path.suffix in (*_FILES, *_PROGRAMS):
-        return Source("", path)
-    return Source(source, None)
+    if colon and os.sep not in name and not source.startswith(_HUB):
+        return "" if name == "local-dir" else name, Path(file).expanduser()  # timm's word for a folder
+    is_path = not source.startswith(_HUB) and (os.sep in source or path.suffix in (*_FILES, *_PROGRAMS))
+    return ("", path) if is_path else (source, None)
 
 
 def read_weights(source: str) -> Weights:
@@ -251,20 +244,18 @@ def _of_timm(name: str) -> Weights:
 def _fetched(name: str) -> Path:
     """The folder of a model on the Hugging Face hub, in the local cache."""
     repository, _, revision = name.partition(":")[2].partition("@")
-    wanted = [CONFIG_FILE, PROCESSOR_FILE]
     try:
         with no_long_wait():
             for weights in WEIGHTS_FILES:
-                folder = Path(
-                    huggingface_hub.snapshot_download(
-                        repository, revision=revision or None, allow_patterns=[*wanted, weights]
-                    )
+                patterns = [CONFIG_FILE, PROCESSOR_FILE, weights]
+                fetched = huggingface_hub.snapshot_download(
+                    repository, revision=revision or None, allow_patterns=patterns
                 )
-                if (folder / weights).is_file():
+                if Path(fetched, weights).is_file():
                     break
     except Exception as error:  # the hub's own errors derive from nothing narrower
         raise _unreachable(name, error) from None
-    return folder
+    return Path(fetched)
 
 
 def _unreachable(name: str, error: Exception) -> UserError:

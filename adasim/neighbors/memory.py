@@ -114,7 +114,6 @@ class NeighborMemory:
     def to(self, device: torch.device | str) -> Self:
         """Move the cache to a device (the CPU, if that has no fp64); the lists stay in main memory."""
         self.cache = self.cache.to(exact_device(device))
-        self._quantized = None
         self._refresh_int8()
         return self
 
@@ -357,13 +356,9 @@ class NeighborMemory:
 
     def _refresh_int8(self) -> None:
         """Give a CPU's search an int8 copy of the cache. It can always be rebuilt, so it is not part of the state."""
-        few = self.cache.numel() < INT8_FROM or self.epochs == 0
-        if self.cache.device.type != "cpu" or few:
-            return
-        if self._quantized is None:
+        self._quantized = None  # make room first
+        if self.cache.device.type == "cpu" and self.cache.numel() >= INT8_FROM and self.epochs > 0:
             self._quantized = QuantizedRows(self.cache)
-        else:
-            self._quantized.refresh(self.cache)
 
     # ---- parts of the draw ----
 

@@ -318,16 +318,12 @@ class Int8Product:
 
 
 class QuantizedRows:
-    """int8 codes of finite (N, D) rows, for CPUs; `refresh` after many rows changed, `write` after a few."""
+    """int8 codes of finite (N, D) rows, for CPUs; `write` after a few rows have changed."""
 
     def __init__(self, rows: Tensor) -> None:
         self.codes = torch.zeros(rows.shape, dtype=torch.int8)
         self.error, self.reach = torch.zeros(len(rows)), torch.zeros(len(rows))
-        self.refresh(rows)
-
-    def refresh(self, rows: Tensor) -> None:
-        """Choose mean and scale anew, from a sample, and convert every row."""
-        sample = rows[:: max(1, len(rows) // 4096)].float()
+        sample = rows[:: max(1, len(rows) // 4096)].float()  # which chooses mean and scale
         self.mean = sample.mean(0)
         self.scale = _best_scale(sample - self.mean)
         self.row_norm = 0.0  # no row is longer

@@ -127,9 +127,8 @@ class Interrupts:
             if not self.gentle and not isinstance(sys.exception(), Exception):
                 self._answered.wait(0.5)  # or the process might end first
                 self.raised = True
-                sys.unraisablehook = lambda _: (
-                    None
-                )  # what was cut short in the making may complain at its end
+                # What was cut short in the making may complain at its end.
+                sys.unraisablehook = lambda _: None
                 raise Stopped(number)
 
     def _watch(self, reader: int) -> None:
@@ -152,9 +151,7 @@ class Interrupts:
                 elif number == signal.SIGINT or time.monotonic() - self._answered_at > _ECHO_S:
                     terminals = list(filter(os.isatty, (1, 2)))[:1]
                     for stream in select.select([], terminals, [], 0)[1]:  # those that take it at once
-                        os.write(
-                            stream, b"\x1b[?25h\n"
-                        )  # shows the cursor, as a progress bar does at its end
+                        os.write(stream, b"\x1b[?25h\n")  # shows the cursor, as a progress bar does
                     os._exit(128 + number)
             if _END in numbers:
                 return os.close(reader)

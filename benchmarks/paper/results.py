@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from adasim.util.statistics import mean_and_deviation, paired_gain, with_spread
+from adasim.util.units import mean_and_deviation, paired_gain, with_spread
 
 from .tables import TABLES, Cell, read_arm, transferred
 

@@ -5,12 +5,14 @@ import math
 import torch
 from torch import nn
 
+from adasim.methods import DinoSettings
 from adasim.methods.dino import DinoHead
 from adasim.methods.simsiam import Predictor, Projector
 
 
-def dino_head(norm_last_layer=False):
-    return DinoHead(8, 7, hidden_dim=16, bottleneck_dim=4, norm_last_layer=norm_last_layer)
+def dino_head(**settings):
+    sizes = {"out_dim": 7, "hidden_dim": 16, "bottleneck_dim": 4, "norm_last_layer": False}
+    return DinoHead(8, DinoSettings(**sizes | settings))
 
 
 def gelu(x):
@@ -40,7 +42,7 @@ def test_dino_head_is_mlp_then_unit_vector_then_weight_normed_prototypes():
 
 def test_dino_head_starts_as_published():
     torch.manual_seed(0)
-    head = DinoHead(384, 1024, hidden_dim=512, bottleneck_dim=256, norm_last_layer=False)
+    head = dino_head(out_dim=1024, hidden_dim=512, bottleneck_dim=256)
     for layer in head.mlp:
         if isinstance(layer, nn.Linear):
             assert abs(layer.weight.std().item() - 0.02) < 1e-3

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from accelerator import HAS_MIXED_PRODUCTS, Accelerator, accurate, hostile, truncating
-from exact_search import KINDS, brute_force, by_fp64, clouds
+from exact_search import KINDS, brute_force, by_fp64, clouds, tied
 from helpers import assert_same, on_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,24 +69,13 @@ def test_lists_of_many_rows_are_exact_and_their_proof_succeeds(k: int, gpu: Acce
         assert_same((found[0].cpu(), found[1].cpu()), by_fp64(queries, rows, k))
 
 
-@given(
-    n=st.integers(1, 300),
-    dim=st.integers(1, 12),
-    b=st.integers(1, 5),
-    k=st.integers(1, 12),
-    levels=st.integers(1, 4),
-    half=st.booleans(),
-    seed=st.integers(0, 2**20),
-)
+@given(draw=st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_search_on_a_device_is_exact_under_ties(
-    n: int, dim: int, b: int, k: int, levels: int, half: bool, seed: int
-) -> None:
+def test_search_on_a_device_is_exact_under_ties(draw: Random) -> None:
     """Coordinates from a handful of values make ties the rule, of rows as well as of groups."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randint(-levels, levels + 1, (n, dim), generator=generator) / 8
-    queries = torch.randint(-levels, levels + 1, (b, dim), generator=generator) / 8
-    rows = rows.half() if half else rows
+    k, levels = draw.randint(1, 12), draw.randint(1, 4)
+    queries, rows, _ = tied(draw, draw.randint(1, 5), draw.randint(1, 300), draw.randint(1, 12), levels)
+    queries, rows = queries / 8, (rows / 8).to(draw.choice([torch.float16, torch.float32]))
     with Accelerator(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_gpu, "_SPARE", (1, 2))
         assert_same(on_device(queries, rows, k), brute_force(queries, rows, k))
@@ -241,11 +231,8 @@ def test_an_observation_of_1024_queries_starts_120_operations_and_waits_3_times(
     gpu.clear()
     memory.observe(there, features)
     assert gpu.operations.total() <= 120, gpu.operations
-    assert gpu.syncs == {
-        "tolist": 1,
-        "nonzero": 1,
-        "to the CPU": 1,
-    }  # ids checked; proofs; lists to main memory
+    # Ids checked; proofs; lists to main memory.
+    assert gpu.syncs == {"tolist": 1, "nonzero": 1, "to the CPU": 1}
     gpu.clear()
     memory.observe(ids[:8], features[:8])  # ids from a loader are on the CPU: one less
     assert gpu.syncs.total() == 2
