@@ -117,9 +117,11 @@ def start_from(backbones: Iterable[Backbone], weights: Weights, source: str) -> 
         UserError: the weights are another architecture's. Nothing has been loaded then.
     """
     for backbone in backbones:
-        net = backbone.net
+        net: Any = backbone.net
         own, tensors = net.state_dict(), _fitted(weights.tensors, net)
-        heads = tuple(f"{head}." for head in (*_HEADS, *_classifiers(net)))
+        classifier = (getattr(net, "pretrained_cfg", None) or {}).get("classifier") or ()  # as timm calls it
+        names = (classifier,) if isinstance(classifier, str) else classifier
+        heads = tuple(f"{head}." for head in (*_HEADS, *names))
         tensors = {n: t for n, t in tensors.items() if n in own or not n.startswith(heads)}
         # Files of old versions of torch lack these counters, which nothing is computed from.
         tensors |= {n: t for n, t in own.items() if n not in tensors and n.endswith("num_batches_tracked")}
@@ -315,9 +317,3 @@ def _fitted(tensors: dict[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
             with suppress(Exception):  # made for its own model's weights; others are refused by their names
                 return fit(dict(tensors), net)
     return tensors
-
-
-def _classifiers(net: Any) -> tuple[str, ...]:
-    """What timm calls this model's classifier: one name, or several."""
-    names = (getattr(net, "pretrained_cfg", None) or {}).get("classifier") or ()
-    return (names,) if isinstance(names, str) else tuple(names)

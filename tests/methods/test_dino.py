@@ -24,12 +24,20 @@ def dino(name="vit_mini", drop_path=0.0, seed=0, **kwargs):
     return Dino(model, DinoSettings(**{**SMALL, **kwargs}), 16, 1)
 
 
-def config(**kwargs):
+def moved(**kwargs):
+    """With a student that is no longer the teacher."""
+    method = dino(**kwargs).train()
+    with torch.no_grad():
+        for p in method.student.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    return method
+
+
+def config(seed=0):
     model = ModelConfig(name="vit_mini", patch_size=8, drop_path=0.0)
-    kwargs.setdefault("optim", OptimConfig(warmup_epochs=0, weight_decay=0.1, weight_decay_end=0.1))
-    return Config(
-        method="dino", epochs=4, batch_size=256, model=model, settings=DinoSettings(**SMALL), **kwargs
-    )
+    optim = OptimConfig(warmup_epochs=0, weight_decay=0.1, weight_decay_end=0.1)
+    sizes: Any = {"model": model, "optim": optim, "settings": DinoSettings(**SMALL)}
+    return Config(method="dino", epochs=4, batch_size=256, seed=seed, **sizes)
 
 
 def views(count=2, batch=5, size=16, seed=1):
@@ -124,12 +132,10 @@ def test_teacher_moves_every_step_by_the_cosine_momentum_parameters_only():
         buffer.fill_(3)
     method.after_step(step=5, total_steps=20)
     m = 1 - 0.1 * (math.cos(math.pi * 5 / 20) + 1) / 2
-    for old, student, new in zip(
-        before.parameters(), method.student.parameters(), method.teacher.parameters(), strict=True
-    ):
+    networks = (before, method.student, method.teacher)
+    for old, student, new in zip(*(network.parameters() for network in networks), strict=True):
         torch.testing.assert_close(new, m * old + (1 - m) * student)
-    for old, new in zip(before.buffers(), method.teacher.buffers(), strict=True):
-        assert torch.equal(old, new)
+    assert all(map(torch.equal, before.buffers(), method.teacher.buffers()))
 
 
 def test_teacher_batch_norm_uses_the_batch_and_keeps_statistics_of_its_own_forward():
@@ -146,11 +152,7 @@ def test_teacher_batch_norm_uses_the_batch_and_keeps_statistics_of_its_own_forwa
 
 
 def test_cached_feature_is_the_teachers_of_view_1_before_this_steps_average():
-    method = dino(drop_path=0.3).train()
-    with torch.no_grad():
-        for p in method.student.parameters():
-            p.add_(torch.randn_like(p) * 0.1)
-    pair = views()
+    method, pair = moved(drop_path=0.3), views()
     expected = method.teacher.backbone(pair[0])
     step = method(pair, epoch=0)
     torch.testing.assert_close(step.feature, expected)
@@ -162,10 +164,7 @@ def test_cached_feature_is_the_teachers_of_view_1_before_this_steps_average():
 
 def test_a_cached_neighbour_is_the_target_of_all_views_where_there_is_one():
     """With the length of the image's own feature, through the teacher's head; by hand for each image."""
-    method = dino().train()
-    with torch.no_grad():
-        for p in method.student.parameters():
-            p.add_(torch.randn_like(p) * 0.1)
+    method = moved()
     batch = views() + views(1, size=8, seed=2)
     cached = torch.nn.functional.normalize(torch.randn(5, 96), dim=1)
     cached[3] = 0  # an image that is its own partner
@@ -210,24 +209,22 @@ def test_last_layer_stands_still_in_its_frozen_epochs_decay_included():
     settings = config()
     method: Any = build_method(settings, 16, 1)
     optimizer = build_optimizer(method, settings)
-    before = copy.deepcopy(method.student.head)
+    head = method.student.head
+    before = copy.deepcopy(head)
 
-    def train(epoch):
+    def learns(epoch):
+        """Which of the last layer's parameters have moved since the beginning, after a step in this epoch."""
         set_schedules(optimizer, settings, epoch * 2 + 1, 2)
         optimizer.zero_grad()
         method(views(), epoch).loss.backward()
         method.before_optimizer(epoch)
         optimizer.step()
+        old = before.last_layer.state_dict()
+        return [name for name, p in head.last_layer.state_dict().items() if not torch.equal(p, old[name])]
 
-    train(0)
-    for name in ("weight_v", "weight_g"):
-        assert torch.equal(getattr(method.student.head.last_layer, name), getattr(before.last_layer, name))
-    assert not torch.equal(method.student.head.mlp[0].weight, before.mlp[0].weight)
-    train(1)
-    for name in ("weight_v", "weight_g"):
-        assert not torch.equal(
-            getattr(method.student.head.last_layer, name), getattr(before.last_layer, name)
-        )
+    assert learns(0) == []
+    assert not torch.equal(head.mlp[0].weight, before.mlp[0].weight)
+    assert learns(1) == ["weight_v", "weight_g"]
 
 
 def test_only_biases_and_one_dimensional_tensors_are_spared_from_decay():
@@ -253,8 +250,7 @@ def test_first_weights_are_a_function_of_the_seed_alone():
     b = build_method(config(seed=3), 16, 1)
     assert torch.equal(state, torch.get_rng_state())
     c: Any = build_method(config(seed=4), 16, 1)
-    same = [torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True)]
-    assert all(same)
+    assert all(map(torch.equal, a.parameters(), b.parameters()))
     assert not torch.equal(*(next(method.student.head.parameters()) for method in (a, c)))
 
 

@@ -52,15 +52,8 @@ class Case:
         return found
 
     def make(self, kind: type[NeighborMemory]) -> NeighborMemory:
-        return kind(
-            self.n,
-            self.dim,
-            self.window,
-            self.k,
-            support=self.support,
-            timing=self.timing,
-            dtype=self.dtype,
-        )
+        options: Any = {"support": self.support, "timing": self.timing, "dtype": self.dtype}
+        return kind(self.n, self.dim, self.window, self.k, **options)
 
 
 CASES = [
