@@ -100,25 +100,15 @@ class Projector(nn.Sequential):
     def __init__(self, in_dim: int, dim: int) -> None:
         last = nn.Linear(dim, dim)
         last.bias.requires_grad_(False)
-        super().__init__(
-            nn.Linear(in_dim, dim, bias=False),
-            nn.BatchNorm1d(dim),
-            nn.ReLU(inplace=True),
-            nn.Linear(dim, dim, bias=False),
-            nn.BatchNorm1d(dim),
-            nn.ReLU(inplace=True),
-            last,
-            nn.BatchNorm1d(dim, affine=False),
-        )
+        super().__init__(*_hidden(in_dim, dim), *_hidden(dim, dim), last, nn.BatchNorm1d(dim, affine=False))
 
 
 class Predictor(nn.Sequential):
     """SimSiam's bottleneck predictor: dim -> hidden -> dim, BN on the hidden layer only."""
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
-        super().__init__(
-            nn.Linear(dim, hidden_dim, bias=False),
-            nn.BatchNorm1d(hidden_dim),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden_dim, dim),
-        )
+        super().__init__(*_hidden(dim, hidden_dim), nn.Linear(hidden_dim, dim))
+
+
+def _hidden(in_dim: int, dim: int) -> tuple[nn.Module, ...]:
+    return nn.Linear(in_dim, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True)

@@ -87,23 +87,18 @@ class Backbone(nn.Module):
 
         Each passes through the final norm. A convolutional net has one entry, its last feature map, no CLS.
         """
+        name = self.spec["name"]
         if not isinstance(self.net, VisionTransformer):
             if n_blocks != 1:
-                raise UserError(
-                    f"n_blocks={n_blocks} needs a ViT; {self.spec['name']} has its last feature map only."
-                )
+                raise UserError(f"n_blocks={n_blocks} needs a ViT; {name} has its last feature map only.")
             features = self.net.forward_features(x)  # type: ignore[operator]
             if features.ndim != 4:
-                raise UserError(
-                    f"{self.spec['name']} has no feature map; choose a ViT or a convolutional net."
-                )
+                raise UserError(f"{name} has no feature map; choose a ViT or a convolutional net.")
             last_channels = getattr(self.net, "output_fmt", "NCHW") == "NHWC"
             return [(None, features.permute(0, 3, 1, 2) if last_channels else features)]
         depth = len(self.net.blocks)
         if not 1 <= n_blocks <= depth:
-            raise UserError(
-                f"n_blocks={n_blocks} must be between 1 and the {depth} blocks of {self.spec['name']}."
-            )
+            raise UserError(f"n_blocks={n_blocks} must be between 1 and the {depth} blocks of {name}.")
         blocks: list[Any] = self.net.forward_intermediates(  # type: ignore[assignment]
             x, indices=n_blocks, norm=True, return_prefix_tokens=True, intermediates_only=True
         )

@@ -85,17 +85,16 @@ def _of_processor(said: dict[str, Any]) -> EvalTransform | None:
     if "image_mean" not in said or edge is None:
         return None
     side = crop.get("height", edge) if said.get("do_center_crop") else edge
-    return _transform(
-        {
-            "input_size": [3, side, side],
-            "mean": said["image_mean"],
-            "std": said["image_std"],
-            "interpolation": "bicubic" if said.get("resample") == 3 else "bilinear",
-            # The processor of ConvNeXt, which ResNets have too, says it. Else: timm divides again and truncates.
-            "crop_pct": said.get("crop_pct") or side / (edge + 0.5),
-            "crop_mode": "center" if "shortest_edge" in size else "squash",
-        }
-    )
+    wanted = {
+        "input_size": [3, side, side],
+        "mean": said["image_mean"],
+        "std": said["image_std"],
+        "interpolation": "bicubic" if said.get("resample") == 3 else "bilinear",
+        # The processor of ConvNeXt, which ResNets have too, says it. Else: timm divides again and truncates.
+        "crop_pct": said.get("crop_pct") or side / (edge + 0.5),
+        "crop_mode": "center" if "shortest_edge" in size else "squash",
+    }
+    return _transform(wanted)
 
 
 def _transform(said: dict[str, Any]) -> EvalTransform:

@@ -78,9 +78,7 @@ class NeighborMemory:
     ) -> None:
         num_images, dim, window, k = map(index, (num_images, dim, window, k))
         if not 1 <= num_images < 2**31:
-            raise ValueError(
-                f"num_images={num_images} must be at least 1 and below 2^31: ids are kept as int32"
-            )
+            raise ValueError(f"num_images={num_images} must be between 1 and 2^31 - 1: ids are kept as int32")
         if dim < 1 or window < 1:
             raise ValueError(f"dim={dim} and window={window} must be at least 1")
         if not 1 <= k <= num_images:
@@ -172,7 +170,8 @@ class NeighborMemory:
         ids = checked_ids(ids, self.num_images).cpu()
         if tau == 0:
             return ids[:, None], torch.ones(len(ids), 1, dtype=torch.float64)
-        return self._p_win(self._places(ids), tau, support)
+        neighbours, sums = self._ranked(self._places(ids), support)
+        return neighbours, p_win(neighbours, sums, self.window, tau)
 
     def draw_partners(self, epoch: int, tau: float, seed: int, ids: Ids | None = None) -> Tensor:
         """One partner id per image, int64: j* ~ p_win if the image's best match is itself (the gate), else the image.
@@ -199,7 +198,8 @@ class NeighborMemory:
         for start in range(0, len(partners), CHUNK):
             chunk = slice(start, start + CHUNK)
             own = partners[chunk]
-            neighbours, p = self._p_win(chunk if ids is None else self._places(own), tau)
+            neighbours, sums = self._ranked(chunk if ids is None else self._places(own))
+            p = p_win(neighbours, sums, self.window, tau)
             gate = neighbours[:, 0] == own
             at = (p.cumsum(1) <= u[chunk]).sum(1).clamp_(max=p.shape[1] - 1)
             drawn = neighbours.gather(1, at[:, None])[:, 0]
@@ -238,15 +238,9 @@ class NeighborMemory:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything, as tensors that share memory with this object."""
-        return {
-            "cache": self.cache,
-            "current_ids": self.current_ids,
-            "current_similarities": self.current_similarities,
-            "history_ids": self.history_ids,
-            "history_similarities": self.history_similarities,
-            "epochs": torch.tensor(self.epochs),
-            "observing": torch.tensor(self._observing),
-        }
+        names = ("cache", "current_ids", "current_similarities", "history_ids", "history_similarities")
+        position = {"epochs": torch.tensor(self.epochs), "observing": torch.tensor(self._observing)}
+        return {name: getattr(self, name) for name in names} | position
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over a state of the same shape; raises ValueError naming the first difference."""
@@ -282,11 +276,8 @@ class NeighborMemory:
 
     def epoch_lists(self, epoch: int) -> dict[str, Tensor]:
         """The lists of one finished epoch of the window, as `load_epoch_lists` takes them."""
-        slot = epoch % self.window
-        return {
-            "ids": self.history_ids[:, slot].contiguous(),
-            "similarities": self.history_similarities[:, slot].contiguous(),
-        }
+        lists = {"ids": self.history_ids, "similarities": self.history_similarities}
+        return {name: history[:, epoch % self.window].contiguous() for name, history in lists.items()}
 
     def load_epoch_lists(self, epoch: int, lists: dict[str, Tensor], first: int = 0) -> None:
         """Put one epoch's lists back; `first` is the image of their first row."""
@@ -342,9 +333,7 @@ class NeighborMemory:
 
     def _lookup(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Similarities and image ids of the K best rows; a NaN query finds nothing."""
-        similarities, places = search(
-            queries, self.cache, self.k, quantized=self._quantized, row_norm=1 + 1e-3
-        )
+        similarities, places = search(queries, self.cache, self.k, quantized=self._quantized, row_norm=1.001)
         first = self.rows.start
         return similarities, torch.where(places >= 0, places + first, -1) if first else places
 
@@ -370,12 +359,6 @@ class NeighborMemory:
     def _places(self, ids: Tensor) -> Tensor:
         """Where the images' rows stand in the tensors of this memory."""
         return ids - self.rows.start if self.rows.start else ids
-
-    def _p_win(
-        self, places: slice | Tensor, tau: float, support: SupportKind | None = None
-    ) -> tuple[Tensor, Tensor]:
-        neighbours, sums = self._ranked(places, support)
-        return neighbours, p_win(neighbours, sums, self.window, tau)
 
     def _ranked(self, places: slice | Tensor, support: SupportKind | None = None) -> tuple[Tensor, Tensor]:
         """Candidates and their sums over the window of these places; a slice is read without a copy."""

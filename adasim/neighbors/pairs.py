@@ -106,7 +106,7 @@ class Nearest(PairPolicy):
     def check(cls, config: Any) -> None:
         if config.neighbors.k < 2:
             raise UserError(
-                "pairs=nearest needs neighbors.k of at least 2: the list may hold the image itself."
+                "pairs=nearest needs neighbors.k of at least 2: a list may hold the image itself."
             )
 
     @classmethod

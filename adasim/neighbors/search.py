@@ -94,13 +94,13 @@ def search(
     with ieee_products(queries.device):
         if len(queries) and len(rows) and queries.device.type != "cpu":
             return search_on_gpu(queries, rows, k, row_norm)
-        if row_norm is None and len(rows):
+        if row_norm is None:
             norms = row_norms(rows)
             if not (finite := norms.isfinite()).all():
                 similarities, places = search(queries, rows[finite], k)
                 ids = finite.nonzero()[:, 0]
                 return similarities, torch.where(places >= 0, F.pad(ids, (0, 1), value=-1)[places], -1)
-            row_norm = float(norms.max())
+            row_norm = float(norms.max()) if len(rows) else 0.0
         if 0 < len(queries) <= _QUERIES and len(rows) and math.isfinite(queries.sum()):
             return _search_block(queries.float(), rows, k, quantized, row_norm)  # as nearly always
         similarities = queries.new_full((len(queries), k), -torch.inf, dtype=torch.float32)
@@ -113,9 +113,8 @@ def search(
 
 
 def _search_block(
-    q: Tensor, rows: Tensor, k: int, quantized: QuantizedRows | None, row_norm: float | None
+    q: Tensor, rows: Tensor, k: int, quantized: QuantizedRows | None, row_norm: float
 ) -> tuple[Tensor, Tensor]:
-    assert row_norm is not None
     if quantized is not None and quantized.worth_trying():
         try:
             return search_by(Int8Product(q, quantized), q, rows, k)

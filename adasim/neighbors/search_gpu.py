@@ -80,9 +80,8 @@ def search_on_gpu(queries: Tensor, rows: Tensor, k: int, row_norm: float | None)
     similarities, ids, proven = _attempt(queries, rows, k, bound, first, _SPARE[0])
     left = (~(proven | bad)).nonzero()[:, 0]
     if len(left):
-        similarities[left], ids[left], proven = _attempt(
-            queries[left], rows, k, bound, torch.float32, _SPARE[1]
-        )
+        again = _attempt(queries[left], rows, k, bound, torch.float32, _SPARE[1])
+        similarities[left], ids[left], proven = again
         left = left[(~proven).nonzero()[:, 0]]
     if len(left):
         tile = max(_GROUP, _DENSE_SCORES // len(left))
@@ -102,21 +101,15 @@ def buffer_bytes(rows: int, dim: int, queries: int, k: int) -> int:
 # ---- one attempt: steps 1 to 5 ----
 
 
-def _attempt(
-    queries: Tensor, rows: Tensor, k: int, row_norm: Tensor, dtype: torch.dtype, spare: int
-) -> _Lists:
-    width = min(k + spare, -(-len(rows) // _GROUP))
-    block = min(_QUERIES, max(1, _MEMBERS // (width * _GROUP)))
-    parts = [_attempt_block(q, rows, k, row_norm, dtype, spare) for q in queries.split(block)]
-    similarities, ids, proven = map(torch.cat, zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
-    return similarities, ids, proven
-
-
-def _attempt_block(
-    q: Tensor, rows: Tensor, k: int, row_norm: Tensor, dtype: torch.dtype, spare: int
-) -> _Lists:
+def _attempt(q: Tensor, rows: Tensor, k: int, row_norm: Tensor, dtype: torch.dtype, spare: int) -> _Lists:
+    groups = -(-len(rows) // _GROUP)
+    members = min(k + spare, groups)
+    block = min(_QUERIES, max(1, _MEMBERS // (members * _GROUP)))
+    if len(q) > block:
+        parts = [_attempt(some, rows, k, row_norm, dtype, spare) for some in q.split(block)]
+        similarities, ids, proven = map(torch.cat, zip(*parts, strict=True))
+        return similarities, ids, proven
     tiles = _Tiles(q, rows, row_norm, dtype)
-    groups, members = -(-len(rows) // _GROUP), min(k + spare, -(-len(rows) // _GROUP))
     peaks = torch.empty(len(q), groups, device=q.device)
     for start, stop in tiles.groups:
         torch.amax(tiles.scores(start, stop), 2, out=peaks[:, start:stop])
@@ -202,9 +195,9 @@ def _has_mixed_product(device: torch.device) -> bool:
     NVIDIA's do, from torch 2.8 on, unless the program has allowed sums in fp16. AMD's may flush subnormal numbers.
     """
     short_sums = getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
-    return (
-        device.type == "cuda" and torch.version.hip is None and not short_sums and _mixed_product_runs(device)
-    )
+    if device.type != "cuda" or torch.version.hip is not None or short_sums:
+        return False
+    return _mixed_product_runs(device)
 
 
 @lru_cache

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import ParamSpec, Self, TypeVar
 
@@ -83,9 +83,7 @@ class Interrupts:
         _open.append(self)
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._watcher = threading.Thread(
-            target=self._watch, args=(reader,), name="adasim-signals", daemon=True
-        )
+        self._watcher = threading.Thread(target=self._watch, args=(reader,), daemon=True)
         self._watcher.start()
         self._writer_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _HANDLED:
@@ -263,14 +261,9 @@ def _say_on_stderr(text: str) -> None:
 # signals that reach the whole group to its parent, who ends it; SIGTERM ends it as usual.
 
 
-def _hold_signals() -> None:
+def _mask_signals(how: int) -> None:
     if _open:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-
-
-def _release_signals() -> None:
-    if _open:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        signal.pthread_sigmask(how, _HANDLED)
 
 
 def _be_a_child() -> None:
@@ -278,10 +271,14 @@ def _be_a_child() -> None:
         signal.set_wakeup_fd(-1)
         for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
-        _release_signals()
+        _mask_signals(signal.SIG_UNBLOCK)
         _open.clear()
 
 
 _BY_TORCHRUN = " torchrun ends all processes when one has failed: that one's last words, if any, say why."
 _open: list[Interrupts] = []  # the innermost last
-os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_be_a_child)
+os.register_at_fork(
+    before=partial(_mask_signals, signal.SIG_BLOCK),
+    after_in_parent=partial(_mask_signals, signal.SIG_UNBLOCK),
+    after_in_child=_be_a_child,
+)
