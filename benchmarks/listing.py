@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -68,7 +69,7 @@ def begin(root: str) -> tuple[FolderImages, str, bytes]:
 
 def resume(root: str, facts: str, listing: bytes) -> FolderImages:
     saved = json.loads(facts)
-    before = Listing.from_bytes(listing, saved["fingerprint"])
+    before = Listing.read(io.BytesIO(listing), saved["fingerprint"])
     assert before is not None
     images = FolderImages(root)
     assert "modification times of all" in check_same_data(saved, images, listing=before)

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from adasim.util.rgb import (
     reading,
     to_tensor,
 )
-from adasim.util.terminal import few
 
 _CHECKED_ITEMS = 8  # items that are read before anything begins
 _HIDDEN = (None, -1, "")  # what Hugging Face's data sets have in place of a label that is not told
@@ -70,6 +69,7 @@ class HuggingFaceImages(ImageSet):
             raise UserError(f"{place} has no image column: its columns are {', '.join(rows.features)}.")
         self.name, self.place, self.split = Path(place.removeprefix("hf:")).name, place, split
         self._others = others or {}
+        self.other_splits = {name: len(rows) for name, rows in self._others.items()}
         self._mark, self._image = rows._fingerprint, columns[0]
         # Undecoded: the library would open files of every format that PIL knows.
         self._rows = rows.with_format(None).cast_column(self._image, datasets.Image(decode=False))
@@ -95,11 +95,10 @@ class HuggingFaceImages(ImageSet):
     def content(self, i: int, whole: bool = False) -> str:
         try:
             stored = self._rows[int(i)][self._image]
-            return (
-                hash_file(stored["path"], whole) if stored["bytes"] is None else hash_bytes(stored["bytes"])
-            )
         except Exception:  # a damaged table; loading the image will say why
             return UNREADABLE
+        data = stored["bytes"]
+        return hash_file(stored["path"], whole) if data is None else hash_bytes(data)
 
     def cache_key(self) -> str:
         states = [os.stat(file["filename"]) for file in self._rows.cache_files]
@@ -109,10 +108,6 @@ class HuggingFaceImages(ImageSet):
     def more_splits(self, known: set[str]) -> list[ImageSet]:
         others = {split: rows for split, rows in self._others.items() if split not in known}
         return [HuggingFaceImages(self.place, rows, s) for s, rows in others.items() if _is_labelled(rows)]
-
-    def unused(self, also: Collection[str] = ()) -> str:
-        counts = [f"{len(rows):,} in {split}" for split, rows in self._others.items() if split not in also]
-        return f"{few(counts)} are not among them" if counts else ""
 
 
 @SOURCES.register("hf")

@@ -10,7 +10,6 @@ What is in a folder may be a million lines. It is kept apart, in a file of its o
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +43,7 @@ def record(images: ImageSet, complete: bool = False) -> dict[str, Any]:
         "sample": _hashes(images, _sampled(images)),
     }
     if _folder_listing(images) is None:
-        facts |= {"listing": images.listing(), "times": images.times()}
+        facts |= {"listing": images.listing(), "times": []}
     if complete and facts["sample"]:
         facts["contents"] = _hashes(images, range(len(images)), whole=True)
     return facts
@@ -54,15 +53,6 @@ def listing_file(images: ImageSet) -> bytes | None:
     """The names, sizes and times of a folder's files, to keep beside its `record`; None where that has all."""
     listing = _folder_listing(images)
     return None if listing is None else listing.to_bytes(images.fingerprint())
-
-
-def read_listing(file: str | os.PathLike[str], saved: dict[str, Any]) -> Listing | None:
-    """What `listing_file` gave for this record; None if it is lost, damaged or of other data."""
-    try:
-        with open(file, "rb") as opened:
-            return Listing.from_bytes(opened.read(), str(saved.get("fingerprint")))
-    except OSError:
-        return None
 
 
 def check_same_data(
@@ -79,13 +69,16 @@ def check_same_data(
         images: the data set as it is now.
         complete: read every file again, if every file was read when the record was made.
         advice: what to do about other data, for the refusal.
-        listing: of a folder, the files that were in it, by `read_listing`.
+        listing: of a folder, the files that were in it, by `Listing.read` of what `listing_file` gave.
     """
-    count, whole, read = len(images), saved.get("contents"), 0
-    other, sample, late = _other_names(saved, images, listing), dict[int, str](), list[int]()
-    rewritten = None if other else _rewritten(saved, images, listing)
+    files, count, whole, read = _folder_listing(images), len(images), saved.get("contents"), 0
+    late: list[int] = []  # images whose files have another modification time than before
+    sample: dict[int, str] = {}
+    times = saved.get("times") if listing is None else listing.states[:, 1].numpy()
+    other = _other_names(saved, images, files, listing)
     if not other:
-        late = rewritten or []
+        if files is not None and times is not None:
+            late = np.flatnonzero(np.asarray(times) != files.states[:, 1].numpy()).tolist()
         sample = dict(zip(_sampled(images), saved["sample"], strict=True))
         other = _other_contents(images, sample)
     if not other and whole:
@@ -104,9 +97,9 @@ def check_same_data(
             f"Cannot resume with other data: {other}. {advice}, or start a new run with another --out."
         )
     text = "The data are those that the run began with: "
-    if not saved.get("times", True):  # no files
+    if files is None:
         return text + f"the contents of {len(sample) or count:,} of {count:,} images agree."
-    text += "names and sizes" if rewritten is None or late else "names, sizes and modification times"
+    text += "names and sizes" if times is None or late else "names, sizes and modification times"
     text += f" of all {count:,} files agree"
     if read == count:
         text += ", and so does every byte of them."
@@ -116,7 +109,7 @@ def check_same_data(
         text += f" Modification times differ for {len(late):,}, as after a copy."
         if 0 < read < count:
             text += f" Every byte of {read:,} of these was read, and is as before."
-    if rewritten is None:
+    if times is None:
         text += " Modification times could not be compared: the run's listing.npz is lost or damaged."
     if complete and not whole:
         text += " Not all could be read again and compared: the run began without --verify-data."
@@ -131,13 +124,14 @@ def _folder_listing(images: ImageSet) -> Listing | None:
     return images.files if isinstance(images, FolderImages) else None
 
 
-def _other_names(saved: dict[str, Any], images: ImageSet, listing: Listing | None) -> str:
+def _other_names(
+    saved: dict[str, Any], images: ImageSet, files: Listing | None, listing: Listing | None
+) -> str:
     """In words, how names, sizes, order or labels differ; empty if they do not."""
     if "listing" in saved:
         if saved["listing"] != (lines := images.listing()):
             return difference(saved["listing"], lines)
     elif listing is not None:
-        files = _folder_listing(images)
         if files is None or not listing.same_files(files):
             return difference([line for lines in listing.lines() for line in lines], images.listing())
     elif saved["fingerprint"] != images.fingerprint():
@@ -145,12 +139,6 @@ def _other_names(saved: dict[str, Any], images: ImageSet, listing: Listing | Non
         return f"names, sizes or contents differ ({lost})"
     known = saved["labels"] or images.labels_hash()  # labels may have become known since
     return "" if known == images.labels_hash() else "the labels differ"
-
-
-def _rewritten(saved: dict[str, Any], images: ImageSet, listing: Listing | None) -> list[int] | None:
-    """The images whose files have another modification time than before; None where the times are lost."""
-    times = saved.get("times", None if listing is None else listing.states[:, 1].numpy())
-    return None if times is None else np.flatnonzero(np.array(times) != np.array(images.times())).tolist()
 
 
 def _sampled(images: ImageSet) -> list[int]:
@@ -169,7 +157,7 @@ def _other_contents(images: ImageSet, known: dict[int, str], whole: bool = False
     changed = [printable(images.where(i)) for i, now in hashes if now != known[i]]
     if not changed:
         return ""
-    in_place = ", in as many bytes" if images.times() else ""
+    in_place = "" if _folder_listing(images) is None else ", in as many bytes"
     return (
         f"{len(changed):,} of {len(known):,} images that were looked into hold something else than before"
         f"{in_place} ({few(changed)})"

@@ -14,7 +14,6 @@ import stat
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 
@@ -30,8 +29,12 @@ from adasim.util.terminal import few, printable
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 _CHECKED_FILES = 256
 _CONVERTIBLE = {
-    *("avif", "jxl", "jp2", "j2k", "jpx", "psd", "svg", "eps", "exr", "tga", "ico", "pdf"),
-    *("raw", "dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "dcm"),
+    *(".avif", ".jxl", ".jp2", ".j2k", ".jpx", ".psd", ".svg", ".eps", ".exr", ".tga", ".ico", ".pdf"),
+    *(".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".dcm"),
+}
+_HINTS = {  # what to do about files with such an ending, which are images, too
+    **dict.fromkeys(_CONVERTIBLE, " (convert them to JPEG or PNG)"),
+    **{f".{ending}": " (to read them: pip install pillow-heif)" for ending in HEIC_ENDINGS},
 }
 _WORDS = {  # of what is left out for another reason than its ending
     ".": ("file without an ending", "files without an ending"),
@@ -42,85 +45,68 @@ _WORDS = {  # of what is left out for another reason than its ending
 _GONE = (-1, -1, -1)  # the state of a link to nothing: it stays in the list, and reading it will say why
 
 
-class Names:
-    """Byte strings without zero bytes, one after another, a zero byte after each: uint8 (bytes,)."""
-
-    def __init__(self, text: bytes | np.ndarray) -> None:
-        array = np.frombuffer(bytearray(text), dtype=np.uint8) if isinstance(text, bytes) else text
-        self.text = torch.from_numpy(array)
-        self._ends = torch.from_numpy(np.flatnonzero(array == 0))
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def part(self, start: int, stop: int) -> list[bytes]:
-        """The names from `start` on, before `stop`."""
-        if start >= stop:
-            return []
-        ends = self._ends.numpy()
-        first = ends[start - 1] + 1 if start else 0
-        return self.text.numpy()[first : ends[stop - 1]].tobytes().split(b"\0")
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Listing:
     """N image files in the F folders that were looked into, in the order of the walk."""
 
-    folders: Names
+    folders: list[bytes]
     """Relative paths with a / at their end; the folder itself is the empty one, and the first."""
     counts: np.ndarray
     """int64 (F,), images directly in each folder."""
-    names: Names
-    """N names, without their folders."""
+    names: Tensor
+    """Their N names without folders, one after another, a zero byte after each: uint8 (bytes,)."""
     states: Tensor
     """int64 (N, 3): size, modification and change time."""
     left_out: dict[str, int] = field(default_factory=dict)
     """What was not taken, by its ending or by a key of `_WORDS`."""
 
-    def __len__(self) -> int:
-        return len(self.names)
+    def __post_init__(self) -> None:
+        self._folder_ends = np.cumsum(self.counts)
+        self._name_ends = torch.from_numpy(np.flatnonzero(self.names.numpy() == 0))
 
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum(self.counts)
+    def __len__(self) -> int:
+        return len(self._name_ends)
+
+    def part(self, start: int, stop: int) -> list[bytes]:
+        """The names from `start` on, before `stop`, of which there is at least one."""
+        ends = self._name_ends.numpy()
+        first = ends[start - 1] + 1 if start else 0
+        return self.names.numpy()[first : ends[stop - 1]].tobytes().split(b"\0")
 
     def path(self, i: int) -> bytes:
         """Where image i is, relative to the folder."""
-        f = int(np.searchsorted(self._ends, i, side="right"))
-        return self.folders.part(f, f + 1)[0] + self.names.part(i, i + 1)[0]
+        f = int(np.searchsorted(self._folder_ends, i, side="right"))
+        return self.folders[f] + self.part(i, i + 1)[0]
 
     def by_folder(self) -> Iterator[tuple[bytes, int, int]]:
-        """(path, first image, one past its last) of each folder."""
-        ends = self._ends.tolist()
-        return zip(self.folders.part(0, len(self.folders)), [0, *ends], ends, strict=False)
+        """(path, first image, one past its last) of each folder with images of its own."""
+        ends = self._folder_ends.tolist()
+        places = zip(self.folders, [0, *ends], ends, strict=False)
+        return (place for place in places if place[1] < place[2])
 
     def lines(self) -> Iterator[list[str]]:
         """`path size` of every image, folder by folder."""
         sizes = self.states[:, 0].numpy()
         for folder, start, stop in self.by_folder():
-            if start < stop:
-                prefix = folder.decode("utf-8", "surrogateescape")
-                names = (
-                    b"\0".join(self.names.part(start, stop)).decode("utf-8", "surrogateescape").split("\0")
-                )
-                pairs = zip(names, sizes[start:stop].tolist(), strict=True)
-                yield [f"{prefix}{name} {size}" for name, size in pairs]
+            prefix = folder.decode("utf-8", "surrogateescape")
+            names = b"\0".join(self.part(start, stop)).decode("utf-8", "surrogateescape").split("\0")
+            pairs = zip(names, sizes[start:stop].tolist(), strict=True)
+            yield [f"{prefix}{name} {size}" for name, size in pairs]
 
     def same_files(self, other: Listing) -> bool:
         """Whether names, order and sizes are the same."""
-        mine, theirs = ([x for x in listing.by_folder() if x[1] < x[2]] for listing in (self, other))
         return (
-            mine == theirs
-            and torch.equal(self.names.text, other.names.text)
+            list(self.by_folder()) == list(other.by_folder())
+            and torch.equal(self.names, other.names)
             and torch.equal(self.states[:, 0], other.states[:, 0])
         )
 
     def select(self, ids: Tensor) -> Listing:
         """The listing of some of the files alone, whose numbers ascend."""
-        names = self.names.part(0, len(self))
+        names = self.part(0, len(self))
         folders = np.repeat(np.arange(len(self.counts)), self.counts)[ids.numpy()]
         counts = np.bincount(folders, minlength=len(self.counts))
-        chosen = Names(b"".join(names[i] + b"\0" for i in ids.tolist()))
+        chosen = _joined([names[i] for i in ids.tolist()])
         return replace(self, counts=counts, names=chosen, states=self.states[ids])
 
     def to_bytes(self, fingerprint: str) -> bytes:
@@ -128,27 +114,32 @@ class Listing:
         file = io.BytesIO()
         np.savez(
             file,
-            folders=self.folders.text.numpy(),
+            folders=_joined(self.folders).numpy(),
             counts=self.counts,
-            names=self.names.text.numpy(),
+            names=self.names.numpy(),
             states=self.states.numpy(),
             fingerprint=np.frombuffer(fingerprint.encode(), dtype=np.uint8),
         )
         return file.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, fingerprint: str) -> Listing | None:
-        """What `to_bytes` made with this fingerprint; None of anything else, and of a damaged file."""
+    def read(cls, file: str | os.PathLike[str] | io.BytesIO, fingerprint: str) -> Listing | None:
+        """What `to_bytes` made with this fingerprint; None of anything else, and if it is lost or damaged."""
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                arrays = [file[key] for key in ("folders", "names", "counts", "states", "fingerprint")]
-            folders, names, counts, states = Names(arrays[0]), Names(arrays[1]), arrays[2], arrays[3]
-            shapes = counts.shape == (len(folders),) and states.shape == (len(names), 3)
-            if arrays[4].tobytes().decode() != fingerprint or not shapes or counts.sum() != len(names):
-                return None
-            return cls(folders, counts, names, torch.from_numpy(states))
+            with np.load(file, allow_pickle=False) as arrays:
+                folders = arrays["folders"].tobytes().split(b"\0")[:-1]
+                names, states = (torch.from_numpy(arrays[key]) for key in ("names", "states"))
+                listing = cls(folders, arrays["counts"], names, states)
+                same = arrays["fingerprint"].tobytes().decode() == fingerprint
+            shapes = listing.counts.shape == (len(folders),) and states.shape == (len(listing), 3)
+            return listing if same and shapes and listing.counts.sum() == len(listing) else None
         except Exception:  # a damaged archive raises nearly anything
             return None
+
+
+def _joined(names: list[bytes]) -> Tensor:
+    """The names one after another, a zero byte after each: uint8 (bytes,)."""
+    return torch.from_numpy(np.frombuffer(bytearray(b"\0".join([*names, b""])), dtype=np.uint8))
 
 
 # ---- walking a folder ----
@@ -162,7 +153,7 @@ def scan(root: bytes, without: str = "") -> Listing:
     """
     left_out = Counter[str]()
     folders: list[bytes] = []
-    names: list[bytes] = []
+    texts: list[bytes] = []  # the names in each folder with images, zero bytes between them
     states: list[np.ndarray] = []
     # Folders still to be read, the next one last, and the folders that each lies in, by device and inode.
     pending: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
@@ -171,7 +162,8 @@ def scan(root: bytes, without: str = "") -> Listing:
         try:
             handle = os.open(os.path.join(root, folder), os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
             try:
-                here = (os.fstat(handle).st_dev, os.fstat(handle).st_ino)
+                status = os.fstat(handle)
+                here = (status.st_dev, status.st_ino)
                 if here in above:
                     left_out["loop"] += 1
                     continue
@@ -183,22 +175,17 @@ def scan(root: bytes, without: str = "") -> Listing:
                 raise UserError(f"{os.fsdecode(root)} cannot be opened: {error.strerror}.") from None
             left_out["closed"] += 1
             continue
-        folders.append(folder + b"\0")
-        names.append(text)
+        folders.append(folder)
+        texts += [text] if text else []
         states.append(numbers)
         pending += [(folder + os.fsencode(name) + b"/", above | {here}) for name in reversed(inside)]
-    return Listing(
-        Names(b"".join(folders)),
-        np.array([len(numbers) for numbers in states], dtype=np.int64),
-        Names(b"".join(names)),
-        torch.from_numpy(np.concatenate(states)),
-        dict(left_out),
-    )
+    counts = np.array([len(numbers) for numbers in states], dtype=np.int64)
+    return Listing(folders, counts, _joined(texts), torch.from_numpy(np.concatenate(states)), dict(left_out))
 
 
 def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[bytes, np.ndarray, list[str]]:
-    """The names of the images directly in an open folder, a zero byte after each, their states (n, 3), and the
-    names of the folders in it."""
+    """The names of the images directly in an open folder, zero bytes between them, their states (n, 3), and the names
+    of the folders in it."""
     with os.scandir(handle) as opened:
         entries = sorted(opened, key=attrgetter("name"))
     folders: list[str] = []
@@ -229,8 +216,7 @@ def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[byt
             states += (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         else:
             left_out["special"] += 1
-    text = os.fsencode("\0".join(names)) + b"\0" if names else b""
-    return text, np.array(states, dtype=np.int64).reshape(-1, 3), folders
+    return os.fsencode("\0".join(names)), np.array(states, dtype=np.int64).reshape(-1, 3), folders
 
 
 # ---- the images ----
@@ -282,9 +268,6 @@ class FolderImages(ImageSet):
     def listing_bytes(self) -> Iterator[bytes]:
         return ("\n".join([*lines, ""]).encode("utf-8", "surrogateescape") for lines in self.files.lines())
 
-    def times(self) -> list[int]:
-        return self.files.states[:, 1].tolist()
-
     def content(self, i: int, whole: bool = False) -> str:
         return hash_file(self.where(i), whole)
 
@@ -321,7 +304,7 @@ class FolderImages(ImageSet):
         places = Counter[str]()
         for folder, start, stop in scan(os.fsencode(self._whole), without=self.split).by_folder():
             top = os.fsdecode(folder.partition(b"/")[0])
-            if start < stop and top not in also:
+            if top not in also:
                 places[f"in {printable(top)}/" if top else "directly in it"] += stop - start
         if not places:
             return ""
@@ -358,16 +341,15 @@ def _classes(files: Listing) -> tuple[Tensor | None, list[str], str]:
     if 2 * files.counts[0] >= len(files):
         return None, [], ""
     holders: list[bytes] = []  # the uppermost folders with images of their own
-    inside: list[int] = []  # of each folder, the last of these: what is below one follows it
+    inside = np.full(len(files), -1)  # of each image, the last of these; -1: the images beside all folders
     for folder, start, stop in files.by_folder():
-        if folder and start < stop and not (holders and folder.startswith(holders[-1])):
+        if folder and not (holders and folder.startswith(holders[-1])):  # what is below one follows it
             holders.append(folder)
-        inside.append(len(holders) - 1)  # -1: the images beside all folders
+        inside[start:stop] = len(holders) - 1
     chosen, note = _class_folders([os.fsdecode(holder[:-1]) for holder in holders])
     names = sorted(set(chosen))
     number = {name: c for c, name in enumerate(names)}
-    labels = np.repeat(np.array([*(number[name] for name in chosen), -1])[inside], files.counts)
-    return torch.from_numpy(labels), names, note
+    return torch.tensor([*(number[name] for name in chosen), -1])[inside], names, note
 
 
 def _class_folders(holders: list[str]) -> tuple[list[str], str]:
@@ -404,15 +386,7 @@ def _class_folders(holders: list[str]) -> tuple[list[str], str]:
 def _left_out_words(counts: dict[str, int]) -> str:
     """`9 .heic (to read them: pip install pillow-heif), 3 .cr2 (convert them to JPEG or PNG), 3 .txt`"""
     words = []
-    for what, count in sorted(counts.items(), key=lambda item: (not _hint(item[0]), -item[1], item[0])):
+    for what, count in sorted(counts.items(), key=lambda item: (item[0] not in _HINTS, -item[1], item[0])):
         one, many = _WORDS.get(what, (what, what))
-        words.append(f"{count:,} {printable(one if count == 1 else many)}{_hint(what)}")
+        words.append(f"{count:,} {printable(one if count == 1 else many)}{_HINTS.get(what, '')}")
     return few(words, 6)
-
-
-def _hint(what: str) -> str:
-    """What to do about files with this ending that are images, too."""
-    ending = what.removeprefix(".")
-    if ending in HEIC_ENDINGS:
-        return " (to read them: pip install pillow-heif)"
-    return " (convert them to JPEG or PNG)" if ending in _CONVERTIBLE else ""

@@ -44,6 +44,8 @@ class ImageSet(ABC):
     """In words, which files among the images were left out."""
     class_note: str = ""
     """A sentence on which folders are the classes, where people may expect others."""
+    other_splits: dict[str, int] = {}  # noqa: RUF012
+    """How many images the source has in other splits, by name."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -64,17 +66,14 @@ class ImageSet(ABC):
         """One line per image (or per run of images) that changes when the image does: for messages about what
         differs between two states of a data set."""
 
-    def times(self) -> list[int]:
-        """When the file behind each line of the listing was last written, in ns; empty where there are no files."""
-        return []
-
     def content(self, i: int, whole: bool = False) -> str:
         """Hash of what image i's file holds, every byte of it or a sample; "" where the listing has it already."""
         return ""
 
     def unused(self, also: Collection[str] = ()) -> str:
         """In words, what the source holds beside this split, and beside those that are `also` used."""
-        return ""
+        others = [f"{n:,} in {split}" for split, n in self.other_splits.items() if n and split not in also]
+        return f"{few(others)} are not among them" if others else ""
 
     def more_splits(self, known: set[str]) -> list[ImageSet]:
         """The labelled splits of the source beside those that are known."""
@@ -159,10 +158,6 @@ class Subset(ImageSet):
             return [lines[i] for i in self.ids.tolist()]
         return [*lines, f"kept {len(self)} {self._ids_hash()}"]
 
-    def times(self) -> list[int]:
-        times = self.images.times()
-        return [times[i] for i in self.ids.tolist()] if times else []
-
     def cache_key(self) -> str:
         return hashlib.sha256((self.images.cache_key() + self._ids_hash()).encode()).hexdigest()
 
@@ -186,8 +181,6 @@ class ArrayImages(ImageSet):
         self.name, self.images, self.masks = name, images, masks
         self.labels = None if labels is None else labels.to(torch.int64)
         self.classes = distinct_classes(self.labels, classes or [])
-        self.other_splits: dict[str, int] = {}
-        """How many images an .npz file has beside these, by the name of their array."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -201,15 +194,11 @@ class ArrayImages(ImageSet):
     def as_array(self) -> Tensor:
         return self.images
 
-    def unused(self, also: Collection[str] = ()) -> str:
-        others = {name: count for name, count in self.other_splits.items() if count and name not in also}
-        return "".join(f"{count:,} in {name} are not among them" for name, count in others.items())
-
     def listing(self) -> list[str]:
         lines = []
-        for start, chunk in enumerate(self.images.split(self.CHUNK)):
+        for first in range(0, len(self), self.CHUNK):
+            chunk = self.images[first : first + self.CHUNK]
             digest = hashlib.sha256(chunk.contiguous().numpy().tobytes()).hexdigest()
-            first = start * self.CHUNK
             lines.append(f"{self.name}[{first}:{first + len(chunk)}] {tuple(chunk.shape[1:])} {digest}")
         return lines
 
@@ -299,9 +288,8 @@ def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
             f"it needs {need / 1e9:,.0f} GB of memory, and this machine has {there / 1e9:,.0f}; use a folder of "
             f"image files instead"
         )
-    arrays = {name: np.asarray(archive[name]) for name in names if name in archive.files}
-    pixels, labels, masks = (arrays.get(name) for name in (*names, "")[:3])
-    assert pixels is not None
+    arrays = {name: archive[name] for name in names if name in archive.files}
+    pixels, labels, masks = arrays[names[0]], arrays.get(names[1]), arrays.get("masks")
     try:
         if pixels.dtype != np.uint8 or not pixels.size:
             raise ValueError
@@ -331,9 +319,9 @@ def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
     )
     images.place = path
     if divided:
-        other = "x_test" if split == "train" else "x_train"
         images.split = names[0]
-        images.other_splits = {other: _count(archive, other)} if other in archive.files else {}
+        others = {"x_train", "x_test"} & set(archive.files) - {names[0]}
+        images.other_splits = {name: _count(archive, name) for name in others}
     return images
 
 
@@ -350,6 +338,6 @@ def _kind(name: str, array: np.ndarray) -> str:
 def _count(archive: Any, name: str) -> int:
     """The rows of an array by its header: its values are not read."""
     with archive.zip.open(f"{name}.npy") as file:
-        old = np.lib.format.read_magic(file) == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-        return (*read(file)[0], 0)[0]
+        np.lib.format.read_magic(file)
+        shape, _, _ = np.lib.format.read_array_header_1_0(file)
+        return shape[0] if shape else 0

@@ -237,9 +237,9 @@ class RunFolder:
 
     def listing(self) -> Listing | None:
         """What was in the folder of images that the run began with; None of other data, and if it is lost."""
-        from adasim.data.identity import read_listing
+        from adasim.data.image_folder import Listing
 
-        return read_listing(self.path / _LISTING, self.facts)
+        return Listing.read(self.path / _LISTING, str(self.facts.get("fingerprint")))
 
     def version_changes(self) -> list[str]:
         """A sentence for each package that is not the one the run began with: rounding may then differ."""

@@ -1,6 +1,7 @@
 """What is found in a folder, what is left out, and that both are said; the listing: small, shared, kept as a file."""
 
 import hashlib
+import io
 import os
 import socket
 from multiprocessing.reduction import ForkingPickler
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from adasim.data import FolderImages, describe, image_folder, open_images
-from adasim.data.image_folder import Listing, Names, scan
+from adasim.data.image_folder import Listing, scan
 from adasim.data.sources import file_name
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.rgb import EXTENSIONS, hash_file
@@ -216,7 +217,7 @@ def test_a_listing_is_what_a_walk_with_strings_finds(tree: Path) -> None:
     states = [os.stat(tree / path) for path in paths]
     lines = [f"{path} {state.st_size}" for path, state in zip(paths, states, strict=True)]
     assert images.listing() == lines
-    assert images.times() == [state.st_mtime_ns for state in states]
+    assert images.files.states[:, 1].tolist() == [state.st_mtime_ns for state in states]
     assert [images.where(i) for i in range(len(paths))] == [f"{tree}/{path}" for path in paths]
     tops = sorted({path.partition("/")[0] for path in paths})
     assert images.classes == tops
@@ -238,25 +239,28 @@ def test_a_listing_survives_its_file_and_that_of_other_data_or_a_damaged_one_is_
         return a is not None and a.same_files(before) and torch.equal(a.states, before.states)
 
     data = before.to_bytes("mine")
-    again = Listing.from_bytes(data, "mine")
+    again = Listing.read(io.BytesIO(data), "mine")
     assert same(again)
     assert again is not None
     assert [again.path(i) for i in range(len(again))] == [before.path(i) for i in range(len(before))]
-    assert Listing.from_bytes(data, "another's") is None
+    assert Listing.read(io.BytesIO(data), "another's") is None
     for cut in range(0, len(data), 97):
-        assert Listing.from_bytes(data[:cut], "mine") is None
+        assert Listing.read(io.BytesIO(data[:cut]), "mine") is None
     for place in range(0, len(data), 41):
-        damaged = Listing.from_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :], "mine")
+        damaged = Listing.read(
+            io.BytesIO(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]), "mine"
+        )
         assert damaged is None or same(damaged)  # not all of a zip file's own bytes matter
 
 
 def made_up(count: int) -> FolderImages:
     """A folder that need not be there, with a hundred classes."""
     per = count // 100
-    folders = b"\0" + b"".join(b"n%08d/\0" % c for c in range(100))
-    names = b"".join(b"n%08d_%05d.JPEG\0" % (c, i) for c in range(100) for i in range(per))
+    folders = [b"", *(b"n%08d/" % c for c in range(100))]
+    text = bytearray(b"".join(b"n%08d_%05d.JPEG\0" % (c, i) for c in range(100) for i in range(per)))
+    names = torch.frombuffer(text, dtype=torch.uint8)
     counts, states = np.array([0] + [per] * 100), torch.arange(3 * count).view(count, 3)
-    return FolderImages("/nowhere", Listing(Names(folders), counts, Names(names), states))
+    return FolderImages("/nowhere", Listing(folders, counts, names, states))
 
 
 def test_a_spawned_worker_receives_as_little_of_many_images_as_of_few() -> None:
@@ -273,7 +277,7 @@ def private_dirty() -> int:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
 def test_a_forked_worker_copies_nothing_of_the_listing() -> None:
     images = made_up(400_000)
-    assert images.files.names.text.nbytes + images.files.states.nbytes > 17e6
+    assert images.files.names.nbytes + images.files.states.nbytes > 17e6
     receive, send = os.pipe()
     if not (pid := os.fork()):
         images.where(0)
