@@ -1,15 +1,15 @@
 """The path of a pixel: where images come from, views of them, batches of views.
 
-    images.py     what a data set of images looks like to the rest (`ImageSet`); images in memory, .npz files
-    folder.py     a folder of image files: a million names in a few buffers, and which classes they have
-    datasets.py   data sets of Hugging Face, torchvision and torch
-    synthetic.py  images that are drawn by code; masks.py: images with segmentation masks
-    sources.py    `open_images`, `as_images`; what a data set holds, in words; images by verdict
-    identity.py   is it still the same data? What a run writes down, and compares when it goes on
-    crops.py      what is random about a view, and its crop; images that cannot be read are replaced
-    augment.py    colours, in whole batches
-    loader.py     `PairLoader`: the views of whole epochs
-    pool.py       loader processes, for training and evaluation
+    images.py        what a data set of images looks like to the rest (`ImageSet`); images in memory, .npz files
+    image_folder.py  a folder of image files: a million names in a few buffers, and which classes they have
+    datasets.py      data sets of Hugging Face, torchvision and torch
+    synthetic.py     images that are drawn by code; masks.py: images with segmentation masks
+    sources.py       `open_images`, `as_images`; what a data set holds, in words; images by verdict
+    identity.py      is it still the same data? What a run writes down, and compares when it goes on
+    crops.py         what is random about a view, and its crop; images that cannot be read are replaced
+    augment.py       colours, in whole batches
+    loader.py        `PairLoader`: the views of whole epochs
+    pool.py          loader processes, for training and evaluation
 
 From files to 8-bit RGB: adasim/util/rgb.py. Nothing here knows of neighbours or methods.
 """

@@ -189,7 +189,7 @@ class DatasetImages(ImageSet):
         self.name = type(items).__name__
         self.place = f"a {self.name} in Python"
         self._check_items(sample_ids(len(items), _CHECKED_ITEMS))
-        self.labels, names = _labels_of(items)
+        self.labels, names = labels_of(items)
         self.classes = distinct_classes(self.labels, names)
 
     def __len__(self) -> int:
@@ -259,16 +259,16 @@ def to_8_bits(data: Tensor | np.ndarray) -> Tensor:
     return pixels
 
 
-def _labels_of(items: Any) -> tuple[Tensor | None, list[str]]:
+def labels_of(items: Any) -> tuple[Tensor | None, list[str]]:
     """A data set's labels (N,), if it keeps a list of them, and the names of its classes; [] where it has none."""
     if is_hugging_face(items):
         return _column_labels(items)
     if isinstance(items, Subset):
-        labels, names = _labels_of(items.dataset)
+        labels, names = labels_of(items.dataset)
         return None if labels is None else labels[torch.as_tensor(items.indices, dtype=torch.int64)], names
     if isinstance(items, ConcatDataset):
         members: list[Any] = items.datasets
-        return _joined([_labels_of(member) for member in members if len(member)])
+        return _joined([labels_of(member) for member in members if len(member)])
     labels = _listed_labels(items)
     lists = (getattr(items, name, None) for name in _CLASS_NAMES)
     classes = next((x for x in lists if isinstance(x, list | tuple)), ())
@@ -296,14 +296,14 @@ def _listed_labels(items: Any) -> Tensor | None:
     One by the name of `targets` or `labels` is trusted where items have nothing to compare with.
     """
     if isinstance(items, TensorDataset):
-        return usable_labels(items.tensors[1] if len(items.tensors) > 1 else None, len(items))
+        return _usable_labels(items.tensors[1] if len(items.tensors) > 1 else None, len(items))
     for name in (*_LABELS, *_PAIRS):
         columns: list[Any] = [getattr(items, name, None)]
         if name in _PAIRS:
             pairs = columns[0] if isinstance(columns[0], list) else []
             paired = all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
             columns = list(zip(*pairs, strict=True)) if paired else []
-        for labels in (usable_labels(column, len(items)) for column in columns):
+        for labels in (_usable_labels(column, len(items)) for column in columns):
             agrees = False if labels is None else _agrees(items, labels)
             if agrees or (agrees is None and name in _LABELS[:2]):
                 return labels
@@ -323,7 +323,7 @@ def _agrees(items: Any, labels: Tensor) -> bool | None:
     return agrees
 
 
-def usable_labels(listed: Any, count: int) -> Tensor | None:
+def _usable_labels(listed: Any, count: int) -> Tensor | None:
     """As int64 (N,), if they are whole numbers that can be classes; -1, no label, may be among them."""
     try:
         labels = torch.as_tensor(listed)

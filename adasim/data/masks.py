@@ -149,20 +149,17 @@ def _pairs(name: str, pictures: Path, masks: Path) -> MaskedFiles:
     """The pictures of one folder and the masks of the same stem in another."""
     if not pictures.is_dir():
         raise UserError(f"{masks} has masks, but their images are missing: there is no folder {pictures}.")
-    files, masks_there = (
-        [
-            path
-            for path in sorted(folder.iterdir())
-            if path.suffix[1:].lower() in EXTENSIONS and path.is_file()
-        ]
-        for folder in (pictures, masks)
-    )
-    by_stem = {path.stem: path for path in masks_there}
+    files, by_stem = _image_files(pictures), {path.stem: path for path in _image_files(masks)}
     if not files:
         raise UserError(f"No images in {pictures}.")
     if missing := [path.name for path in files if path.stem not in by_stem]:
         raise UserError(f"{masks} has no mask for {few(missing)}. Give each image a mask of the same name.")
     return MaskedFiles(name, [(path, by_stem[path.stem]) for path in files], [])
+
+
+def _image_files(folder: Path) -> list[Path]:
+    paths = sorted(folder.iterdir())
+    return [path for path in paths if path.suffix[1:].lower() in EXTENSIONS and path.is_file()]
 
 
 def _voc(root: Path, split: str) -> MaskedFiles:

@@ -16,13 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from adasim.config import DataConfig
-from adasim.data.datasets import (
-    DatasetImages,
-    HuggingFaceImages,
-    is_hugging_face,
-    to_8_bits,
-    usable_labels,
-)
+from adasim.data.datasets import DatasetImages, HuggingFaceImages, is_hugging_face, labels_of, to_8_bits
 from adasim.data.image_folder import Listing, open_folder
 from adasim.data.images import ArrayImages, ImageSet, Subset, channels_first, distinct_classes, open_npz
 from adasim.registry import SOURCES, is_path
@@ -111,14 +105,11 @@ def as_images(data: ImagesLike, *, size: int = 32) -> ImageSet:
     if isinstance(data, str):
         return open_images(data, size=size)
     if isinstance(data, ImageSet):
-        images = data
-        images.name = images.name or kind
-        images.classes = distinct_classes(images.labels, images.classes)
+        images = _completed(data, kind)
     elif isinstance(data, Tensor | np.ndarray):
         images = _from_array(data, None)
     elif isinstance(data, TensorDataset) and data.tensors[0].ndim > 2:
-        labels = data.tensors[1] if len(data.tensors) > 1 else None
-        images = _from_array(data.tensors[0], usable_labels(labels, len(data)))
+        images = _from_array(data.tensors[0], labels_of(data)[0])
     elif is_hugging_face(data):
         images = HuggingFaceImages(f"a {kind} in Python", data)
         images.name = kind
@@ -142,9 +133,9 @@ def _from_array(data: Tensor | np.ndarray, labels: Tensor | None) -> ArrayImages
             f"data of shape {tuple(data.shape)} and type {data.dtype} cannot be used: {error}. Give uint8 of shape "
             f"(N, C, H, W) or (N, H, W), with C of 1 or 3."
         ) from None
-    article, name = ("a", "tensor") if isinstance(data, Tensor) else ("an", "array")
-    images = ArrayImages(name, pixels, labels)
-    images.place = f"{article} {name} in Python"
+    what = "a tensor" if isinstance(data, Tensor) else "an array"
+    images = ArrayImages(what.split()[1], pixels, labels)
+    images.place = f"{what} in Python"
     return images
 
 
@@ -175,27 +166,31 @@ def is_folder(source: str) -> bool:
 def _one_file(source: str) -> str:
     """What to do with a file where a folder is expected; empty if it is neither archive nor image."""
     path = Path(source)
-    ending = next((ending for ending in _UNPACKED_BY if path.name.lower().endswith(ending)), None)
-    if ending is not None:
-        here, there = (
-            shlex.quote(str(p)) for p in (path, path.with_name(path.name[: -len(ending)] or "images"))
-        )
-        command = _UNPACKED_BY[ending].format(here=here, there=there)
-        return f"an archive. Unpack it with `{command}`, then name {there}."
+    for ending, command in _UNPACKED_BY.items():
+        if path.name.lower().endswith(ending):
+            here, there = (shlex.quote(name) for name in (source, source[: -len(ending)]))
+            return (
+                f"an archive. Unpack it with `{command.format(here=here, there=there)}`, then name {there}."
+            )
     if path.suffix[1:].lower() in (*EXTENSIONS, *HEIC_ENDINGS):
         return f"one image. Name its folder: {shlex.quote(str(path.parent))}"
     return ""
 
 
 def _checked(source: str, images: object) -> ImageSet:
-    """What a source's function gave; a name, a place and names of classes are filled in where it left them out."""
+    """What a source's function gave; what it left out is filled in."""
     if not isinstance(images, ImageSet):
         raise UserError(
             f"What opens {source} gave no ImageSet but {type(images).__name__}. Let it return one; "
             f"adasim.data.as_images makes one of a tensor or a Dataset."
         )
-    images.name = images.name or source
     images.place = images.place or source
+    return _completed(images, source)
+
+
+def _completed(images: ImageSet, name: str) -> ImageSet:
+    """A data set of somebody's own, with a name and names of classes where it left them out."""
+    images.name = images.name or name
     images.classes = distinct_classes(images.labels, images.classes)
     return images
 
@@ -208,15 +203,15 @@ def describe(images: ImageSet, *, used: Collection[str] | None = ()) -> str:
         used: other splits of the source that are used, too, so that only what is in none of them is named; with None,
             nothing is.
     """
-    text = f"{len(images):,} {'image' if len(images) == 1 else 'images'} without labels"
-    if images.labels is not None:
+    text = f"{len(images):,} {'image' if len(images) == 1 else 'images'}"
+    if images.labels is None:
+        text += " without labels"
+    else:
         count = len(images.classes)
         names = f" ({', '.join(map(printable, images.classes))})" if count <= 4 else ""
         bare = int((images.labels < 0).sum())
         some = f", {bare:,} of them without a label," if bare else ""
-        text = text.replace(
-            "without labels", f"in {count:,} {'class' if count == 1 else 'classes'}{names}{some}"
-        )
+        text += f" in {count:,} {'class' if count == 1 else 'classes'}{names}{some}"
     if images.place:
         text += f" from {printable(images.place)}"
     notes = [f"its split {images.split}" if images.split else "", "" if used is None else images.unused(used)]
