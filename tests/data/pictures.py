@@ -15,6 +15,11 @@ def smooth(count: int, height: int, width: int, seed: int = 0, channels: int = 3
     return (fine * 255).round().to(torch.uint8)
 
 
+def picture(pixels: Tensor) -> Image.Image:
+    """uint8 (3, height, width) as PIL's image."""
+    return Image.fromarray(pixels.permute(1, 2, 0).numpy())
+
+
 def save_image(pixels: Tensor, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
+    picture(pixels).save(path)

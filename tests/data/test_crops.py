@@ -26,7 +26,7 @@ from adasim.models.transform import EvalTransform
 from adasim.registry import METHODS
 from adasim.util import seeding
 
-from .pictures import smooth
+from .pictures import picture, smooth
 from .reference import torchvision_views
 
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -309,7 +309,7 @@ def test_a_reduced_crop_shows_the_same_box(tmp_path: Path, orientation: int, siz
 
 
 def test_only_jpegs_are_reduced_and_only_if_asked(tmp_path: Path) -> None:
-    pixels = Image.fromarray(smooth(1, 800, 1000)[0].permute(1, 2, 0).numpy())
+    pixels = picture(smooth(1, 800, 1000)[0])
     pixels.save(tmp_path / "0.png")
     pixels.save(tmp_path / "1.jpg")
     images = FolderImages(tmp_path)

@@ -7,11 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.io import savemat
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 from torchvision import datasets as tv
@@ -30,7 +28,7 @@ from adasim.data import (
 )
 from adasim.util.errors import MissingSplitError, UserError
 
-from .pictures import smooth
+from .pictures import picture, smooth
 
 PIXELS = smooth(20, 12, 10)
 GREY = smooth(20, 12, 10, channels=1)
@@ -49,18 +47,27 @@ class Items(Dataset[Any]):
         return self.make(i)
 
 
-class Labelled(Items):
-    """As torchvision's data sets are: (image, label), `targets` and `classes`."""
+class Named(Dataset[Any]):
+    """(image, label) as torchvision's data sets are, with the labels in a list of any name."""
 
-    classes = ("cat", "dog", "emu")
+    def __init__(self, labels: list[Any], classes: Any = None, name: str = "targets") -> None:
+        self.items = list(labels)
+        setattr(self, name, labels)
+        if classes is not None:
+            self.classes = classes
 
-    def __init__(self) -> None:
-        super().__init__(lambda i: (pil(i), i % 3))
-        self.targets = [i % 3 for i in range(20)]
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return PIXELS[i], self.items[i]
+
+
+THIRDS = [i % 3 for i in range(20)]
 
 
 def pil(i: int) -> Image.Image:
-    return Image.fromarray(PIXELS[i].permute(1, 2, 0).numpy())
+    return picture(PIXELS[i])
 
 
 @pytest.mark.parametrize(
@@ -92,9 +99,9 @@ def test_images_of_any_make_are_the_same_pixels(data: ImagesLike, shown: Tensor)
 
 
 def test_labels_are_taken_from_the_data_sets_own_list() -> None:
-    data = Labelled()
+    data = Named(THIRDS, ("cat", "dog", "emu"))
     images = as_images(data)
-    assert labels_of(images) == data.targets
+    assert labels_of(images) == THIRDS
     assert images.classes == ["cat", "dog", "emu"]
     some = as_images(Subset(data, [4, 2, 9]))
     assert labels_of(some) == [1, 2, 0]
@@ -103,8 +110,7 @@ def test_labels_are_taken_from_the_data_sets_own_list() -> None:
 
 
 def test_classes_of_one_name_are_told_apart_by_their_numbers() -> None:
-    data = Labelled()
-    data.classes = (("crane",), ("emu", "Dromaius"), ("crane",))  # type: ignore[assignment]  # as torchvision's ImageNet
+    data = Named(THIRDS, (("crane",), ("emu", "Dromaius"), ("crane",)))  # as torchvision's ImageNet
     assert as_images(data).classes == ["crane (0)", "emu, Dromaius", "crane (2)"]
     bare = synthetic(48)
     bare.classes = []  # as a set of one's own may leave them
@@ -115,8 +121,8 @@ def test_classes_of_one_name_are_told_apart_by_their_numbers() -> None:
     "targets", [["cat"] * 20, [-1] * 20, [0.5] * 20, [0] * 19, [[0, 1]] * 20, [1] * 20, [10**9] * 20]
 )
 def test_a_list_that_cannot_be_the_labels_is_not_taken_for_them(targets: list[Any]) -> None:
-    data = Labelled()  # whose first label is 0
-    data.targets = targets
+    data = Named(targets)
+    data.items = THIRDS  # the first is 0
     assert as_images(data).labels is None
 
 
@@ -225,35 +231,11 @@ def pictures(root: Path, *names: str) -> Path:
     return root
 
 
-def text(path: Path, *lines: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
-
-
-def aircraft(root: Path) -> Any:
-    data = root / "fgvc-aircraft-2013b" / "data"
-    pictures(data / "images", "07.jpg", "08.jpg", "09.jpg")
-    text(data / "variants.txt", "707-320", "A300B4")
-    text(data / "images_variant_train.txt", "07 A300B4", "08 707-320", "09 A300B4")
-    return tv.FGVCAircraft(root, split="train")
-
-
 def caltech(root: Path) -> Any:
     images = root / "caltech101" / "101_ObjectCategories"
     pictures(images, "ant/image_0001.jpg", "ant/image_0002.jpg", "bee/image_0001.jpg")
     (images / "BACKGROUND_Google").mkdir()
     return tv.Caltech101(root)
-
-
-def cars(root: Path) -> Any:
-    base = pictures(root / "stanford_cars", "cars_train/1.jpg", "cars_train/2.jpg", "cars_train/3.jpg")
-    (base / "devkit").mkdir()
-    names = np.array(["Acura", "BMW"], dtype=object)
-    savemat(base / "devkit" / "cars_meta.mat", {"class_names": names})
-    rows = [("1.jpg", np.uint8(2)), ("2.jpg", np.uint8(1)), ("3.jpg", np.uint8(2))]
-    kind = [("fname", object), ("class", object)]
-    savemat(base / "devkit" / "cars_train_annos.mat", {"annotations": np.array(rows, dtype=kind)})
-    return tv.StanfordCars(root)
 
 
 def gtsrb(root: Path) -> Any:
@@ -269,7 +251,7 @@ def naturalist(root: Path) -> Any:
 
 def sun(root: Path) -> Any:
     base = pictures(root / "SUN397", "a/abbey/sun_1.jpg", "a/abbey/sun_2.jpg", "o/office/home/sun_3.jpg")
-    text(base / "ClassName.txt", "/a/abbey", "/o/office/home")
+    (base / "ClassName.txt").write_text("/a/abbey\n/o/office/home\n")
     return tv.SUN397(root)
 
 
@@ -278,9 +260,7 @@ def labels_of(images: ImageSet) -> list[int] | None:
 
 
 LAYOUTS: dict[Callable[[Path], Any], list[str]] = {
-    aircraft: ["707-320", "A300B4"],
     caltech: ["ant", "bee"],
-    cars: ["Acura", "BMW"],
     gtsrb: ["0", "1"],
     naturalist: ["00000_Animalia_a_b_c_d_e_ant", "00001_Animalia_a_b_c_d_e_bee"],
     sun: ["abbey", "office/home"],
@@ -295,22 +275,6 @@ def test_torchvisions_sets_have_the_labels_of_their_items(
     images = as_images(data)
     assert labels_of(images) == [int(data[i][1]) for i in range(3)]
     assert images.classes == LAYOUTS[make]
-
-
-class Named(Dataset[Any]):
-    """(image, label), with the labels in a list of any name."""
-
-    def __init__(self, labels: list[Any], classes: list[str] | None = None, name: str = "targets") -> None:
-        self.items = list(labels)
-        setattr(self, name, labels)
-        if classes is not None:
-            self.classes = classes
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, i: int) -> Any:
-        return torch.full((3, 4, 4), i, dtype=torch.uint8), self.items[i]
 
 
 def test_a_private_list_is_taken_for_the_labels_only_where_items_agree_with_it() -> None:
@@ -359,7 +323,7 @@ def test_hugging_face_rows_have_labels_of_words_and_numbers_on_disk_and_in_pytho
 ) -> None:
     hub = pytest.importorskip("datasets")
     pixels = smooth(4, 9, 11)
-    shown = [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in pixels]
+    shown = [picture(p) for p in pixels]
     kinds = {"caption": hub.Value("string"), "image": hub.Image(), "Label": hub.Value("string")}
     if not any(isinstance(value, str) for value in values):
         kinds["Label"] = hub.Value("int64")
@@ -380,7 +344,7 @@ def test_hugging_face_rows_have_labels_of_words_and_numbers_on_disk_and_in_pytho
 def test_a_hugging_face_data_set_on_disk_is_found_by_column_type(tmp_path: Path) -> None:
     hub = pytest.importorskip("datasets")
     pixels = smooth(4, 9, 11)
-    rows = {"picture": [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in pixels], "kind": [0, 1, 1, 0]}
+    rows = {"picture": [picture(p) for p in pixels], "kind": [0, 1, 1, 0]}
     features = hub.Features({"picture": hub.Image(), "kind": hub.ClassLabel(names=["x", "y"])})
     table = hub.Dataset.from_dict(rows, features=features)
     hub.DatasetDict({"train": table, "validation": table.select([2])}).save_to_disk(tmp_path / "hf")

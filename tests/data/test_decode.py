@@ -15,7 +15,7 @@ import adasim.util.rgb
 from adasim.data import Unreadable, open_images
 from adasim.util.rgb import MAX_PIXELS, decode, decode_reduced, to_tensor
 
-from .pictures import save_image, smooth
+from .pictures import picture, save_image, smooth
 
 
 def bomb() -> bytes:
@@ -49,7 +49,7 @@ def test_a_file_that_is_no_image_is_unreadable_and_says_where(tmp_path: Path, fa
 
 def test_cmyk_comes_out_as_the_rgb_it_was_made_from(tmp_path: Path) -> None:
     pixels = smooth(1, 32, 32)[0]
-    Image.fromarray(pixels.permute(1, 2, 0).numpy()).convert("CMYK").save(tmp_path / "x.jpg", quality=100)
+    picture(pixels).convert("CMYK").save(tmp_path / "x.jpg", quality=100)
     assert (decode(str(tmp_path / "x.jpg")).int() - pixels).abs().float().mean() < 3
 
 
@@ -89,7 +89,7 @@ def test_black_and_signed_deep_greys_are_black_at_zero_and_below(tmp_path: Path)
 def test_every_orientation_is_undone_as_pillow_does(tmp_path: Path, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    image = Image.fromarray(smooth(1, 20, 30)[0].permute(1, 2, 0).numpy())
+    image = picture(smooth(1, 20, 30)[0])
     image.save(tmp_path / "x.png", exif=exif)
     with Image.open(tmp_path / "x.png") as saved:
         expected = np.array(ImageOps.exif_transpose(saved))
@@ -101,7 +101,7 @@ def test_every_orientation_is_undone_as_pillow_does(tmp_path: Path, orientation:
     "exif", [b"garbage!!!!", b"\0" * 32, b"", b"II*\0", b"II*\0\x08\0\0\0\x05\0\x12\x01"]
 )
 def test_a_photo_with_damaged_exif_is_shown_as_it_lies(tmp_path: Path, exif: bytes) -> None:
-    image = Image.fromarray(smooth(1, 64, 48)[0].permute(1, 2, 0).numpy())
+    image = picture(smooth(1, 64, 48)[0])
     image.save(tmp_path / "plain.jpg", dpi=(72, 72))
     image.save(tmp_path / "x.jpg", dpi=(72, 72), exif=b"Exif\0\0" + exif)
     assert torch.equal(decode(str(tmp_path / "x.jpg")), decode(str(tmp_path / "plain.jpg")))
@@ -112,7 +112,7 @@ def test_a_photo_with_damaged_exif_is_shown_as_it_lies(tmp_path: Path, exif: byt
 def test_a_heic_photo_is_read_the_right_way_up_where_pillow_heif_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("pillow_heif")
     pixels = smooth(1, 96, 64)[0]
-    photo = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    photo = picture(pixels)
     photo.getexif()[0x0112] = 6  # show it turned a quarter to the right
     photo.save(tmp_path / "IMG_0001.HEIC", quality=95)
     images = open_images(str(tmp_path))
@@ -137,7 +137,7 @@ def test_an_avif_photo_is_found_and_read_where_pillow_has_it(tmp_path: Path) -> 
     if "avif" not in features.get_supported_modules():
         pytest.skip("this Pillow has no AVIF")
     pixels = smooth(1, 32, 48)[0]
-    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / "x.avif", quality=95)
+    picture(pixels).save(tmp_path / "x.avif", quality=95)
     assert (open_images(str(tmp_path)).load(0).int() - pixels).abs().float().mean() < 4
 
 
@@ -193,7 +193,7 @@ def test_the_largest_images_stay_under_two_gigabytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16"])
 def test_an_image_of_several_strips_has_the_pixels_that_pillow_gives(mode: str) -> None:
-    image = Image.fromarray(smooth(1, 1100, 1000)[0].permute(1, 2, 0).numpy())
+    image = picture(smooth(1, 1100, 1000)[0])
     image = image.convert("L").convert(mode) if mode == "I;16" else image.convert(mode)
     plain = image.convert("L") if mode == "I;16" else image
     assert torch.equal(to_tensor(image), torch.from_numpy(np.array(plain.convert("RGB"))).permute(2, 0, 1))
