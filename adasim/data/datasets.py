@@ -291,12 +291,18 @@ def _joined(parts: list[tuple[Tensor | None, list[str]]]) -> tuple[Tensor | None
 
 
 def _listed_labels(items: Any) -> Tensor | None:
-    """The first list of a data set that can be its labels, and that some of its items agree with.
+    """The first list of a data set that can be its labels, and that some of its items, (image, label), agree with.
 
     One by the name of `targets` or `labels` is trusted where items have nothing to compare with.
     """
     if isinstance(items, TensorDataset):
         return _usable_labels(items.tensors[1] if len(items.tensors) > 1 else None, len(items))
+    told: dict[int, int] = {}
+    for i in sample_ids(len(items), _CHECKED_ITEMS):
+        with suppress(Exception):  # not readable, or no number
+            item = items[i]
+            if isinstance(item, tuple | list) and len(item) > 1:
+                told[i] = int(item[1])
     for name in (*_LABELS, *_PAIRS):
         columns: list[Any] = [getattr(items, name, None)]
         if name in _PAIRS:
@@ -304,23 +310,11 @@ def _listed_labels(items: Any) -> Tensor | None:
             paired = all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
             columns = list(zip(*pairs, strict=True)) if paired else []
         for labels in (_usable_labels(column, len(items)) for column in columns):
-            agrees = False if labels is None else _agrees(items, labels)
-            if agrees or (agrees is None and name in _LABELS[:2]):
+            if labels is None or not (told or name in _LABELS[:2]):
+                continue
+            if all(labels[i] == label for i, label in told.items()):  # else renumbered on the way
                 return labels
     return None
-
-
-def _agrees(items: Any, labels: Tensor) -> bool | None:
-    """Whether some of the items, (image, label), have these labels; None if they have none to compare with."""
-    agrees = None
-    for i in sample_ids(len(labels), _CHECKED_ITEMS):
-        with suppress(Exception):  # not readable, or no number
-            item = items[i]
-            if isinstance(item, tuple | list) and len(item) > 1:
-                if int(item[1]) != int(labels[i]):
-                    return False  # renumbered on the way
-                agrees = True
-    return agrees
 
 
 def _usable_labels(listed: Any, count: int) -> Tensor | None:

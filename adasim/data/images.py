@@ -290,27 +290,28 @@ def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
         )
     arrays = {name: archive[name] for name in names if name in archive.files}
     pixels, labels, masks = arrays[names[0]], arrays.get(names[1]), arrays.get("masks")
+
+    def refusal(name: str, wanted: str) -> UserError:
+        array = arrays[name]
+        values = f" from {array.min()} to {array.max()}" if array.size and array.dtype.kind in "iuf" else ""
+        return UserError(f"{path}: {name} is {array.dtype} of shape {array.shape}{values}; {wanted}.")
+
     try:
         if pixels.dtype != np.uint8 or not pixels.size:
             raise ValueError
         stacked = channels_first(torch.from_numpy(np.ascontiguousarray(pixels)), channels_last=True)
     except ValueError:
-        raise UserError(
-            f"{path}: {_kind(names[0], pixels)}; give uint8 of shape (N, H, W, C), (N, C, H, W) or (N, H, W), with 1 "
-            f"or 3 channels, and at least one image."
-        ) from None
+        shapes = "(N, H, W, C), (N, C, H, W) or (N, H, W)"
+        wanted = f"give uint8 of shape {shapes}, with 1 or 3 channels, and at least one image"
+        raise refusal(names[0], wanted) from None
     for name, array in arrays.items():
         if array.shape[:1] != pixels.shape[:1]:
-            raise UserError(
-                f"{path}: {_kind(name, array)}, and there are {len(pixels)} images: one for each."
-            )
+            raise refusal(name, f"there are {len(pixels)} images: give one for each")
     if labels is not None and (labels.size != len(pixels) or not _within(labels, MAX_CLASSES - 1, least=-1)):
-        raise UserError(
-            f"{path}: {_kind(names[1], labels)}; give one whole number from 0 to {MAX_CLASSES - 1} for each image, "
-            f"or -1 for none."
-        )
+        wanted = f"give one whole number from 0 to {MAX_CLASSES - 1} for each image, or -1 for none"
+        raise refusal(names[1], wanted)
     if masks is not None and not _within(masks, 255):
-        raise UserError(f"{path}: {_kind('masks', masks)}; give class ids from 0 to 255.")
+        raise refusal("masks", "give class ids from 0 to 255")
     images = ArrayImages(
         Path(path).stem,
         stacked,
@@ -328,11 +329,6 @@ def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
 def _within(array: np.ndarray, most: int, least: int = 0) -> bool:
     whole = np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_
     return bool(whole and array.size and array.min() >= least and array.max() <= most)
-
-
-def _kind(name: str, array: np.ndarray) -> str:
-    values = f" from {array.min()} to {array.max()}" if array.size and array.dtype.kind in "iuf" else ""
-    return f"{name} is {array.dtype} of shape {array.shape}{values}"
 
 
 def _count(archive: Any, name: str) -> int:

@@ -169,9 +169,7 @@ class PairLoader:
             ((epoch, numbers), _rows(ids, shown), self._empty(numbers, len(ids))) for ids, shown in asked
         )
         sent = deque[tuple[Any, list[Tensor], Any]]()
-        ahead = (
-            0 if self._device.type == "cpu" else 1
-        )  # the next crops travel while the loop works on the last
+        ahead = int(self._device.type != "cpu")  # the next crops travel while the loop works on the last
         for (_, rows, crops), failed in self._pool.run(tasks, self._part.stop - self._part.start):
             self.quarantine(failed)
             sent.append((rows, *self._send(crops)))

@@ -15,7 +15,7 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import closing, suppress
 from multiprocessing import util
@@ -76,14 +76,14 @@ def read_batches(
             yield ids, out, failed
 
 
-def worker_count(wanted: int | Literal["auto"], environment: Mapping[str, str] = os.environ) -> int:
+def worker_count(wanted: int | Literal["auto"]) -> int:
     """`auto` is this process's share of the machine's cores less one for itself: at least 1, at most 16.
 
     torchrun's processes on a machine share its cores (LOCAL_WORLD_SIZE); Slurm's have cores of their own.
     """
     if wanted != "auto":
         return wanted
-    ranks = environment.get("LOCAL_WORLD_SIZE", "")
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     share = usable_cores() // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)
     return max(1, min(_MOST_WORKERS, share - 1))
 

@@ -6,6 +6,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from adasim.data import ImageSet
+
 
 def smooth(count: int, height: int, width: int, seed: int = 0, channels: int = 3) -> Tensor:
     """Images with soft colours, uint8 (count, channels, height, width)."""
@@ -23,3 +25,7 @@ def picture(pixels: Tensor) -> Image.Image:
 def save_image(pixels: Tensor, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     picture(pixels).save(path)
+
+
+def labels_of(images: ImageSet) -> list[int] | None:
+    return None if images.labels is None else images.labels.tolist()

@@ -16,7 +16,6 @@ from torchvision import datasets as tv
 
 from adasim.config import ViewsConfig
 from adasim.data import (
-    ImageSet,
     ImagesLike,
     PairLoader,
     as_images,
@@ -28,7 +27,7 @@ from adasim.data import (
 )
 from adasim.util.errors import MissingSplitError, UserError
 
-from .pictures import picture, smooth
+from .pictures import labels_of, picture, smooth
 
 PIXELS = smooth(20, 12, 10)
 GREY = smooth(20, 12, 10, channels=1)
@@ -253,10 +252,6 @@ def sun(root: Path) -> Any:
     base = pictures(root / "SUN397", "a/abbey/sun_1.jpg", "a/abbey/sun_2.jpg", "o/office/home/sun_3.jpg")
     (base / "ClassName.txt").write_text("/a/abbey\n/o/office/home\n")
     return tv.SUN397(root)
-
-
-def labels_of(images: ImageSet) -> list[int] | None:
-    return None if images.labels is None else images.labels.tolist()
 
 
 LAYOUTS: dict[Callable[[Path], Any], list[str]] = {

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,23 +31,21 @@ def photos(root: Path, count: int = 6) -> Path:
     return root
 
 
-class Kept(NamedTuple):
-    facts: dict[str, Any]
-    listing: bytes | None
+Kept = tuple[dict[str, Any], Listing | None]
 
 
-def kept(source: Path, complete: bool = False) -> Kept:
-    images = open_images(str(source))
-    facts, listing = record(images, complete), listing_file(images)
-    return Kept(json.loads(json.dumps(facts)), listing)
+def kept(images: ImageSet | Path, complete: bool = False) -> Kept:
+    """What a run keeps of its images, after a trip through its files."""
+    images = open_images(str(images)) if isinstance(images, Path) else images
+    facts, file = json.loads(json.dumps(record(images, complete))), listing_file(images)
+    listing = None if file is None else Listing.read(io.BytesIO(file), facts["fingerprint"])
+    assert (listing is None) == (file is None)
+    return facts, listing
 
 
-def check(saved: Kept, source: Path, complete: bool = False) -> str:
-    listing = None
-    if saved.listing is not None:
-        listing = Listing.read(io.BytesIO(saved.listing), saved.facts["fingerprint"])
-        assert listing is not None
-    return check_same_data(saved.facts, open_images(str(source)), complete, listing=listing)
+def check(saved: Kept, images: ImageSet | Path, complete: bool = False) -> str:
+    images = open_images(str(images)) if isinstance(images, Path) else images
+    return check_same_data(saved[0], images, complete, listing=saved[1])
 
 
 def overwrite_keeping_the_time(path: Path) -> None:
@@ -178,21 +176,19 @@ def test_of_a_folder_without_its_rejected_images_the_listing_is_a_file_too(tmp_p
     def now() -> ImageSet:
         return leave_out(open_images(str(root)), verdicts)
 
-    facts, file = record(now()), listing_file(now())
-    assert file is not None
-    listing = Listing.read(io.BytesIO(file), facts["fingerprint"])
+    facts, listing = saved = kept(now())
     assert listing is not None
     assert [line for lines in listing.lines() for line in lines] == now().listing()
     assert not {"listing", "times"} & set(facts)
     (root / "class0/002.bmp").write_bytes(b"?")  # nobody looks at it
-    assert "times of all 5 files agree" in check_same_data(facts, now(), listing=listing)
+    assert "times of all 5 files agree" in check(saved, now())
     in_json = {**facts, "listing": now().listing(), "times": listing.states[:, 1].tolist()}
     assert "times of all 5 files agree" in check_same_data(in_json, now())
     os.utime(root / "class1/003.bmp")
-    assert "differ for 1, as after a copy" in check_same_data(facts, now(), listing=listing)
+    assert "differ for 1, as after a copy" in check(saved, now())
     (root / "class0/000.bmp").unlink()
     with pytest.raises(UserError, match=r"of 5 entries, 1 removed \(class0/000\.bmp\)"):
-        check_same_data(facts, now(), listing=listing)
+        check(saved, now())
 
 
 def test_without_its_listing_a_record_still_knows_names_sizes_and_contents(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from adasim.data.sources import file_name
 from adasim.util.errors import MissingSplitError, UserError
 from adasim.util.rgb import EXTENSIONS, hash_file
 
-from .pictures import save_image, smooth
+from .pictures import labels_of, save_image, smooth
 
 WAY_OUT = "; if they are others, put their folders side by side."
 
@@ -71,8 +71,7 @@ def test_the_classes_of_nested_folders_are_those_that_hold_images_and_a_doubt_is
         save_image(smooth(1, 8, 8)[0], tmp_path / f"{name}.png")
     data = open_images(str(tmp_path))
     assert data.classes == classes
-    assert data.labels is not None
-    assert data.labels.tolist() == labels
+    assert labels_of(data) == labels
     assert describe(data).endswith(f" from {tmp_path}.{note}")
 
 
@@ -112,8 +111,7 @@ def test_images_beside_folders_have_no_labels(tmp_path: Path) -> None:
     assert describe(images) == f"3 images without labels from {tmp_path}."
     assert images.labels is None
     stray = open_images(str(fill(tmp_path / "stray", **{".": 1, "a": 2, "b": 1})))
-    assert stray.labels is not None
-    assert stray.labels.tolist() == [-1, 0, 0, 1]  # most lie in folders
+    assert labels_of(stray) == [-1, 0, 0, 1]  # most lie in folders
     assert "4 images in 2 classes (a, b), 1 of them without a label," in describe(stray)
 
 

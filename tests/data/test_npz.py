@@ -3,6 +3,7 @@
 import io
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from adasim.data import describe, open_images
+from adasim.data import ArrayImages, describe, open_images
 from adasim.util.errors import UserError
 
-from .pictures import smooth
+from .pictures import labels_of, smooth
 
 PIXELS = np.zeros((3, 8, 8, 3), np.uint8)
 
 
-def whole() -> bytes:
+def saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
     file = io.BytesIO()
-    np.savez(file, images=PIXELS, labels=np.arange(3))
+    save(file, *arrays, **named)
     return file.getvalue()
+
+
+WHOLE = saved(np.savez, images=PIXELS, labels=np.arange(3))
 
 
 def with_member(name: str, content: bytes) -> bytes:
@@ -31,20 +35,14 @@ def with_member(name: str, content: bytes) -> bytes:
     return file.getvalue()
 
 
-def single_array() -> bytes:
-    file = io.BytesIO()
-    np.save(file, PIXELS)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"PK",
-        whole()[: len(whole()) // 2],
-        whole()[:120] + b"\xff" * 40 + whole()[160:],
-        single_array(),
+        WHOLE[: len(WHOLE) // 2],
+        WHOLE[:120] + b"\xff" * 40 + WHOLE[160:],
+        saved(np.save, PIXELS),
         with_member("images.npy", b"\x93NUMPY\x01\x00\x10\x00{'descr': broken"),
         with_member("images.npy", b"no array"),
     ],
@@ -99,7 +97,7 @@ def test_more_than_the_machine_has_is_refused_before_it_is_read(tmp_path: Path) 
     """An archive whose directory claims an array of a million gigabytes."""
     path = tmp_path / "d.npz"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("images.npy", single_array())
+        archive.writestr("images.npy", saved(np.save, PIXELS))
         archive.filelist[0].file_size = 10**15
     with pytest.raises(UserError, match=r"needs 1,000,000 GB of memory, and this machine has \d+"):
         open_images(str(path))
@@ -113,14 +111,12 @@ def test_npz_arrays_of_any_layout_give_the_same_kind_of_image(tmp_path: Path, la
     np.savez(tmp_path / "d.npz", images=array, labels=np.array([[0], [1], [2], [1], [0]]), masks=masks)
     data = open_images(str(tmp_path / "d.npz"))
     assert torch.equal(data.load(3), pixels[3].expand(3, -1, -1))
-    assert data.labels is not None
-    assert data.labels.tolist() == [0, 1, 2, 1, 0]
+    assert isinstance(data, ArrayImages)
+    assert labels_of(data) == [0, 1, 2, 1, 0]
     assert data.classes == ["0", "1", "2"]
-    array_of_all, mask = data.as_array(), data.mask(0)
-    assert array_of_all is not None
-    assert torch.equal(array_of_all, pixels)
-    assert mask is not None
-    assert mask.dtype == torch.uint8
+    assert torch.equal(data.as_array(), pixels)
+    assert data.masks is not None
+    assert data.masks.dtype == torch.uint8
 
 
 def test_train_and_test_arrays_are_read_by_split_and_the_other_is_told_of(tmp_path: Path) -> None:

@@ -245,8 +245,9 @@ def test_the_number_of_workers_is_a_ranks_share_of_the_cores_less_one(
     monkeypatch: pytest.MonkeyPatch, cores: int, ranks: str, expected: int
 ) -> None:
     monkeypatch.setattr(pool, "usable_cores", lambda: cores)
-    assert worker_count("auto", {"LOCAL_WORLD_SIZE": ranks}) == expected
-    assert worker_count(5, {"LOCAL_WORLD_SIZE": ranks}) == 5
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert worker_count("auto") == expected
+    assert worker_count(5) == 5
 
 
 def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
