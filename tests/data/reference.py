@@ -10,7 +10,7 @@ from torchvision.transforms.v2 import functional as TF
 from adasim.config import ViewsConfig
 from adasim.data.crops import SOLARIZE_FROM, Changes, CropDraws, ViewSettings, draw_changes
 
-_JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
+JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 
 
 def torchvision_views(config: ViewsConfig, images: Tensor, view: int, uniforms: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def _change(x: Tensor, changes: Changes, i: int) -> Tensor:
     if changes.jitter[i]:
         factors = changes.factors[i].tolist()
         for which in changes.order[i].tolist():
-            x = _JITTER[which](x, factors[which])
+            x = JITTER[which](x, factors[which])
     if changes.grey[i]:
         x = TF.rgb_to_grayscale(x, num_output_channels=3)
     if changes.blur[i]:

@@ -69,6 +69,7 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence(
 
     monkeypatch.setattr(builtins, "__import__", without_datasets)
     for source, says in {
+        "": r"Which images.*--data ~/photos",
         str(tmp_path / "nowhere"): "No such folder",
         str(tmp_path / "empty"): "No images in",
         str(tmp_path / "notes.txt"): "not known",
@@ -108,8 +109,3 @@ def test_one_image_is_refused_with_the_name_of_its_folder(name: str, tmp_path: P
     (tmp_path / name).write_bytes(b"?")
     with pytest.raises(UserError, match=rf"is one image\. Name its folder: {tmp_path}$"):
         open_images(str(tmp_path / name))
-
-
-def test_no_source_is_asked_for_with_an_example() -> None:
-    with pytest.raises(UserError, match=r"Which images.*--data ~/photos"):
-        open_images("")

@@ -20,16 +20,13 @@ def test_a_longer_data_set_begins_with_the_shorter_one() -> None:
     assert torch.equal(short.images, long.images[:100])
     assert torch.equal(short.labels, long.labels[:100])
     assert torch.equal(short.masks, long.masks[:100])
+    assert torch.equal(long.labels[:160].bincount(), torch.full((16,), 10))  # balanced in whole rounds
 
 
 def test_the_splits_and_the_seeds_share_no_image() -> None:
     sets = [synthetic(200), synthetic(200, split="test"), synthetic(200, seed=1)]
     images = torch.cat([s.images.flatten(1) for s in sets])
     assert len(images.unique(dim=0)) == 600
-
-
-def test_classes_are_balanced_in_every_prefix_of_whole_rounds() -> None:
-    assert torch.equal(synthetic(160).labels.bincount(), torch.full((16,), 10))
 
 
 def test_the_mask_names_the_class_on_the_pebble_and_nothing_else() -> None:
