@@ -7,27 +7,17 @@ images of a data set into an encoder's features, and a `Report` has the figures.
 
 from adasim.eval.evaluation import Evaluation, Extractor, Report
 from adasim.eval.features import extract
-from adasim.eval.fewshot import FewShotAccuracy, fewshot_accuracy
-from adasim.eval.knn import KnnAccuracy, knn_accuracy, online_knn
-from adasim.eval.linear import LinearResult, linear_probe
-from adasim.eval.results import Result
-from adasim.eval.segmentation import LinearSegmenter, MeanIou, SegmentationResult, linear_segmentation, miou
+from adasim.eval.fewshot import fewshot_accuracy
+from adasim.eval.knn import knn_accuracy, online_knn
+from adasim.eval.linear import linear_probe
+from adasim.eval.segmentation import linear_segmentation, miou
 from adasim.eval.views import view_retrieval
-from adasim.models.transform import EvalTransform
 from adasim.options import Sources
 
 __all__ = [
-    "EvalTransform",
     "Evaluation",
     "Extractor",
-    "FewShotAccuracy",
-    "KnnAccuracy",
-    "LinearResult",
-    "LinearSegmenter",
-    "MeanIou",
     "Report",
-    "Result",
-    "SegmentationResult",
     "Sources",
     "extract",
     "fewshot_accuracy",

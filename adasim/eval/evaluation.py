@@ -22,7 +22,7 @@ from adasim.eval.results import Result, append_result
 from adasim.eval.splits import Source, Split, match_test_labels, open_source, open_split, require_labels
 from adasim.models import Backbone
 from adasim.models.transform import SMALL, EvalTransform
-from adasim.options import Options, Sources, with_options
+from adasim.options import LinearOptions, Options, SegmentationOptions, Sources, with_options
 from adasim.registry import EVALUATIONS
 from adasim.util import terminal
 from adasim.util.errors import UserError, suggest
@@ -242,13 +242,16 @@ class Extractor:
         words = [f"{name}={_words(chosen)}" for name, (chosen, usual) in changes.items() if chosen != usual]
         if isinstance(data, ImageSet):
             data = {"name": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
+        elif isinstance(data, Split):
+            counts = {"train_images": len(data.train_ids), "test_images": len(data.test_ids)}
+            data = {"name": data.name, "fingerprint": data.fingerprint(), **counts}
         model = {"name": encoder.name, "origin": encoder.origin, "weights": weights_hash(encoder.backbone)}
         return Result(
             protocol=protocol,
             setting=", ".join(filter(None, [setting, *words])),
             value=value,
             metrics={protocol: value} if metrics is None else metrics,
-            data=data.facts() if isinstance(data, Split) else data,
+            data=data,
             model=model if encoder.epoch is None else model | {"epoch": encoder.epoch},
             settings={"size": encoder.transform.size} | (settings or {}),
         )
@@ -322,30 +325,30 @@ def make_evaluation(name: str, options: dict[str, Any]) -> Any:
         if option not in known:
             raise UserError(f"The evaluation {name} has no option {option!r}. {suggest(option, known)}")
         kinds = {get_origin(one) or one for one in (hints[option], *get_args(hints[option]))}
-        if isinstance(value, Path) and Path not in kinds:
-            value = str(value)
-        if tuple in kinds and value is not None:
-            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if tuple in kinds and not isinstance(value, list | tuple | None):
+            value = (value,)
         if Path in kinds and isinstance(value, str):
             value = Path(value)
-        if option in ("data", "train", "test") and value is not None:
-            value = tuple(map(_images, value)) if isinstance(value, tuple) else _images(value)
+        if option in ("data", "train", "test"):
+            value = tuple(map(_images, value)) if tuple in kinds and value is not None else _images(value)
         values[option] = value
     return kind(**values)
 
 
-def _images(source: Any) -> Source:
-    return source if isinstance(source, str) else as_images(source)
+def _images(source: Any) -> Source | None:
+    if isinstance(source, str | Path):
+        return str(source)
+    return None if source is None else as_images(source)
 
 
-def pick_quick(quick: bool, augmented: bool, flip_changed: bool, small: bool) -> bool:
+def pick_quick(asked: LinearOptions | SegmentationOptions, extractor: Extractor) -> bool:
     """Whether to be quick: as asked, or up to `SMALL` pixels."""
-    if quick and augmented:
+    if asked.quick and asked.augmented:
         raise UserError(
             f"--quick and --augmented exclude each other; quick is the default up to {SMALL} pixels."
         )
-    quick = quick or (small and not augmented)
-    if quick and flip_changed:
+    quick = asked.quick or (extractor.small and not asked.augmented)
+    if quick and asked.flip != type(asked).flip:
         raise UserError(
             "--flip is for --augmented: the quick mode mirrors no image. Add the one, or drop the other."
         )

@@ -89,8 +89,6 @@ def cached_features(
         transform = transform.for_shape(array.shape[-2], array.shape[-1])
     path = None if folder is None else folder / _file_name(backbone, images, transform, kind)
     saved = None if path is None else read_features(path)
-    if saved is not None and len(saved[0]) != len(images):
-        saved = None
     if ranks.all_any(saved is None) or saved is None:
         unreadable: dict[int, str] = {}
         parts = None if path is None else path.with_suffix(".parts")
@@ -152,34 +150,32 @@ def extract(
     rows = torch.full((len(images), features.shape[1]), torch.nan)
     rows[:done] = features[:done]
     mine = torch.arange(done, len(images)).split(batch_size)[ranks.rank :: ranks.world]
-    made = batches(images, transform, mine if done < len(images) else [], workers)
-    with (
-        frozen(backbone),
-        progress_bar(f"{images.name}: features", len(images), progress and ranks.is_main) as bar,
-    ):
+    made = batches(images, transform, mine, workers)
+
+    def next_batch() -> tuple[Tensor, Tensor, dict[int, str]]:
+        """Ids and features of this process's next batch, and what cannot be read of it; nothing where it has none."""
+        ids, pixels, failed = next(made, (torch.empty(0, dtype=torch.int64), torch.empty(0), {}))
+        if len(pixels):
+            with torch.inference_mode():
+                pixels = encode(backbone, transform.normalise(pixels.to(device)), kind).float().cpu()
+        return ids, pixels, failed
+
+    bar_wanted = progress and ranks.is_main
+    with frozen(backbone), progress_bar(f"{images.name}: features", len(images), bar_wanted) as bar:
         bar(done)
         try:
             while done < len(images):
-                ids, pixels, failed = next(made, (torch.empty(0, dtype=torch.int64), torch.empty(0), {}))
-                features = torch.empty(0, 0)
-                if len(pixels):
-                    with torch.inference_mode():
-                        features = (
-                            encode(backbone, transform.normalise(pixels.to(device)), kind).float().cpu()
-                        )
-                ids, features, failed = _of_all_ranks(ranks, ids, features, failed)
-                if failed and unreadable is None:
-                    with ranks.raise_on_all():
-                        raise UserError(
-                            f"An image cannot be read: {next(iter(failed.values()))}. Repair or remove it."
-                        )
-                failures.update(failed)
-                if len(features):
-                    if not rows.shape[1]:
-                        rows = torch.full((len(images), features.shape[1]), torch.nan)
-                    rows[ids] = features
-                done += len(ids) + len(failed)
-                bar(len(ids) + len(failed))
+                for ids, features, failed in ranks.gather(next_batch()):
+                    if failed and unreadable is None:
+                        why = next(iter(failed.values()))
+                        raise UserError(f"An image cannot be read: {why}. Repair or remove it.")
+                    failures.update(failed)
+                    if len(ids):
+                        if not rows.shape[1]:
+                            rows = torch.full((len(images), features.shape[1]), torch.nan)
+                        rows[ids] = features
+                    done += len(ids) + len(failed)
+                    bar(len(ids) + len(failed))
                 if ranks.is_main and time.monotonic() - saved.time >= SAVE_S:
                     saved.save(rows, done, failures)
         except BaseException:
@@ -189,21 +185,6 @@ def extract(
     if not rows.shape[1]:
         raise UserError(f"Not one of the {len(images)} images of {images.name} can be read.")
     return rows
-
-
-def _of_all_ranks(
-    ranks: Distributed, ids: Tensor, features: Tensor, failed: dict[int, str]
-) -> tuple[Tensor, Tensor, dict[int, str]]:
-    """Ids (n,) and features (n, D) of all ranks, and what none of them could read."""
-    if ranks.world == 1:
-        return ids, features, failed
-    shapes, failures = zip(*ranks.gather((tuple(features.shape), failed)), strict=True)
-    counts, widths = zip(*shapes, strict=True)
-    failed = {i: why for some in failures for i, why in some.items()}
-    if not sum(counts):
-        return ids, features, failed
-    features = features if len(features) else features.new_empty(0, max(widths))
-    return ranks.gather_rows(ids, counts), ranks.gather_rows(features, counts), failed
 
 
 def batches(
@@ -273,8 +254,8 @@ def require_finite(features: Tensor, backbone: Backbone) -> None:
     wrong = int((~finite_rows(features)).sum())
     if not wrong:
         return
-    weights = backbone.net.state_dict().items()
-    broken = [name for name, tensor in weights if not tensor.isfinite().all()]
+    weights = backbone.net.state_dict()
+    broken = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
     cause = "its weights are finite, so they are too large, or its mean and std are not its own"
     if broken:
         cause = f"{len(broken)} of its {len(weights)} tensors of weights are not finite either, such as {broken[0]}"
@@ -323,16 +304,13 @@ class _Parts:
 
     def load(self) -> tuple[Tensor, dict[int, str]]:
         """Features (n, D) of the first n images, and {id: where and why} of the unreadable ones among them."""
-        found: list[Tensor] = [torch.empty(0, 0)]
-        unreadable: dict[int, str] = {}
-        while self.folder is not None:
-            path = next(iter(sorted(self.folder.glob(f"{self.rows:012}-*.safetensors"))), None)
-            part = None if path is None else read_features(path, self.made)
-            if part is None or not len(part[0]):
-                break
-            found.append(part[0])
-            unreadable |= part[1]
-            self.rows += len(part[0])
+        found, unreadable = [torch.empty(0, 0)], dict[int, str]()
+        for path in sorted(self.folder.glob("*.safetensors")) if self.folder else ():
+            part = read_features(path, self.made) if int(path.name[:12]) == self.rows else None
+            if part is not None:
+                found.append(part[0])
+                unreadable |= part[1]
+                self.rows += len(part[0])
         return torch.cat(found[1:] or found), unreadable
 
     def save(self, features: Tensor, done: int, unreadable: dict[int, str]) -> None:
@@ -426,7 +404,7 @@ def check_labels(labels: Any, count: int, name: str) -> Tensor:
         raise UserError(
             f"{name} has shape {tuple(labels.shape)} for {count} images; give one label per image."
         )
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    if labels.is_floating_point() or labels.dtype == torch.bool:
         raise UserError(f"{name} holds {labels.dtype}; give whole numbers, one per class.")
     missing = (labels < 0).nonzero()
     if len(missing):

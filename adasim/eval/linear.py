@@ -269,7 +269,7 @@ class Linear(LinearOptions, Evaluation):
     """Measures what its options, in adasim/options.py, ask for."""
 
     def run(self, extractor: Extractor) -> Report:
-        quick = pick_quick(self.quick, self.augmented, self.flip != LinearOptions.flip, extractor.small)
+        quick = pick_quick(self, extractor)
         mode = "quick" if quick else "augmented"
         encoder, seed = extractor.encoder, extractor.seed
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol

@@ -72,17 +72,17 @@ def append_result(path: Path, result: Result, device: str) -> None:
     date = datetime.now(UTC).isoformat(timespec="seconds")
     line = json.dumps({"date": date, **vars(result), "versions": versions(device)}).encode() + b"\n"
     try:
-        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as file:
+        with open(path, "a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # two evaluations may end at the same time
-            size = os.fstat(file.fileno()).st_size
+            size = file.seek(0, os.SEEK_END)
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                 line = b"\n" + line
             try:
-                if os.pwrite(file.fileno(), line, size) != len(line):
+                if os.write(file.fileno(), line) != len(line):
                     raise OSError("the disk is full")
                 os.fsync(file.fileno())
             except OSError:
-                os.ftruncate(file.fileno(), size)
+                file.truncate(size)
                 raise
     except OSError as error:
         raise UserError(f"The result could not be written to {path}: {error.strerror or error}.") from None
@@ -141,8 +141,8 @@ class Comparison:
     rows: list[tuple[str, list[Cell | None]]]
     """A name, and its cells."""
 
-    def text(self) -> list[list[tuple[str, str, bool]]]:
-        """Of each cell: the value, the gain, and whether the value is the best of several in its column."""
+    def text(self) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+        """The rows in words. Of a cell: the value, the gain, and whether it is the best of several in its column."""
         columns = zip(*(cells for _, cells in self.rows), strict=True)
         values = [[cell.value for cell in column if cell] for column in columns]
         best = [max(column) if len(column) > 1 else None for column in values]
@@ -153,7 +153,7 @@ class Comparison:
             gain = "" if cell.gain is None else f" ({with_spread(cell.gain, cell.error, '+')})"
             return with_spread(cell.value, cell.deviation), gain, cell.value == top
 
-        return [[words(*pair) for pair in zip(cells, best, strict=True)] for _, cells in self.rows]
+        return [(name, list(map(words, cells, best))) for name, cells in self.rows]
 
     def has_seeds(self) -> bool:
         """Whether any figure is a mean over seeds."""
@@ -280,10 +280,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
     The best value of each column is bold; gains over the first run are green, losses red.
     """
-    rows = [
-        (Text(printable(name)), [_styled(*cell) for cell in cells])
-        for (name, _), cells in zip(comparison.rows, comparison.text(), strict=True)
-    ]
+    rows = [(Text(printable(name)), [_styled(*cell) for cell in cells]) for name, cells in comparison.text()]
     heads = [[printable(words) for words in heading] for heading in comparison.headings]
     table = Table(box=None, padding=(0, 2))
     table.add_column("run")
@@ -311,7 +308,7 @@ def _styled(value: str, gain: str, best: bool) -> Text:
 def to_markdown(comparison: Comparison) -> str:
     """A table of pipes; the best value of each column is bold."""
     rows = [["run", *(", ".join(heading) for heading in comparison.headings)]]
-    for (name, _), cells in zip(comparison.rows, comparison.text(), strict=True):
+    for name, cells in comparison.text():
         rows.append([name, *((f"**{value}**" if best else value) + gain for value, gain, best in cells)])
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|---|" + "---:|" * len(comparison.headings), *lines[1:]]) + "\n"
@@ -325,7 +322,7 @@ def to_latex(comparison: Comparison) -> str:
         heads = [escape_latex(heading[level]) for heading in comparison.headings]
         lines.append(" & ".join([first, *heads]) + r" \\")
     lines.append(r"\midrule")
-    for (name, _), cells in zip(comparison.rows, comparison.text(), strict=True):
+    for name, cells in comparison.text():
         shown = [(rf"\textbf{{{value}}}" if best else value) + gain for value, gain, best in cells]
         lines.append(" & ".join([escape_latex(name), *shown]).replace("±", r"$\pm$") + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

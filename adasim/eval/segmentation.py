@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -89,7 +89,7 @@ def mean_iou(counts: Tensor, left_out: Sequence[int] = ()) -> MeanIou:
 def check_masks(masks: Tensor, num_classes: int, ignore: int) -> None:
     """Refuse masks with other ids than 0..num_classes-1 and `ignore`."""
     check_positive(num_classes=num_classes)
-    if masks.is_floating_point() or masks.is_complex() or masks.dtype == torch.bool:
+    if masks.is_floating_point() or masks.dtype == torch.bool:
         raise UserError(f"The masks hold {masks.dtype}; give whole numbers, one id per class.")
     unknown = masks[((masks < 0) | (masks >= num_classes)) & (masks != ignore)].unique().tolist()
     if unknown:
@@ -119,49 +119,28 @@ class SegmentationResult:
         return self.epochs[-1]
 
 
-class LinearSegmenter(nn.Module):
-    """One 1x1 convolution with bias, D to C channels; its logits are upsampled bilinearly to the masks."""
+def logits_of_few(head: nn.Conv2d, features: Tensor, masks: Tensor) -> MaskBatches:
+    """Logits (b, C, H, W), upsampled bilinearly to the masks, and their masks (b, H, W), of a few images at a time:
+    those of a whole batch at 448 pixels would take a gigabyte."""
+    size = tuple(masks.shape[1:])
+    step = max(1, _LOGITS // (head.out_channels * math.prod(size)))
+    for some, truth in zip(features.split(step), masks.split(step), strict=True):
+        if len(truth):
+            yield F.interpolate(head(some), size=size, mode="bilinear", align_corners=False), truth
 
-    def __init__(self, dim: int, num_classes: int, seed: int = 0) -> None:
-        super().__init__()
-        with seeding.seeded(seeding.key(seed, "segmentation head")):
-            self.head = nn.Conv2d(dim, num_classes, kernel_size=1)
 
-    def forward(self, features: Tensor, size: tuple[int, ...]) -> Tensor:
-        """(B, D, h, w) features to (B, C, H, W) logits."""
-        return F.interpolate(self.head(features), size=size, mode="bilinear", align_corners=False)
-
-    @torch.no_grad()
-    def predict(self, features: Tensor, size: tuple[int, ...]) -> Tensor:
-        """The likeliest class of each pixel, (B, H, W) int64."""
-        parts = features.split(self._images_at_a_time(size))
-        return torch.cat([self(part, size).argmax(dim=1) for part in parts])
-
-    def backward(
-        self, features: Tensor, masks: Tensor, ignore: int = 255, ranks: Distributed = ALONE
-    ) -> bool:
-        """Add the gradient of the mean cross-entropy over the labelled pixels of all ranks; False if there are none.
-
-        A few images at a time: the upsampled logits of a whole batch at 448 pixels would take a gigabyte.
-        """
-        masks = masks.to(torch.int64)
-        [labelled] = ranks.all_mean(int((masks != ignore).sum()))
-        if not labelled:
-            return False
-        size = tuple(masks.shape[1:])
-        step = self._images_at_a_time(size)
-        for some_features, some_masks in zip(features.split(step), masks.split(step), strict=True):
-            if len(some_masks):
-                logits = self(some_features, size)
-                loss = F.cross_entropy(logits, some_masks, ignore_index=ignore, reduction="sum")
-                (loss / labelled).backward()
-        for parameter in self.parameters() if ranks.world > 1 else ():
-            mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = mean_over_ranks(mine)
-        return True
-
-    def _images_at_a_time(self, size: tuple[int, ...]) -> int:
-        return max(1, _LOGITS // (self.head.out_channels * math.prod(size)))
+def add_gradient(head: nn.Conv2d, features: Tensor, masks: Tensor, ignore: int, ranks: Distributed) -> bool:
+    """Add the gradient of the mean cross-entropy over the labelled pixels of all ranks; False if there are none."""
+    [labelled] = ranks.all_mean(int((masks != ignore).sum()))
+    if not labelled:
+        return False
+    for logits, truth in logits_of_few(head, features, masks.to(torch.int64)):
+        loss = F.cross_entropy(logits, truth, ignore_index=ignore, reduction="sum")
+        (loss / labelled).backward()
+    for parameter in head.parameters() if ranks.world > 1 else ():
+        mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = mean_over_ranks(mine)
+    return True
 
 
 def linear_segmentation(
@@ -178,7 +157,7 @@ def linear_segmentation(
     device: torch.device | str = "cpu",
     ranks: Distributed = ALONE,
 ) -> SegmentationResult:
-    """Train a `LinearSegmenter` by Adam at a constant rate, and score it on the test set after every epoch.
+    """Train a 1x1 convolution by Adam at a constant rate, and score it on the test set after every epoch.
 
     Args:
         epoch_batches: gives the training batches of an epoch (from 0), so that each may be augmented anew.
@@ -191,17 +170,13 @@ def linear_segmentation(
             batches.
     """
     check_positive(dim=dim, num_classes=num_classes, epochs=epochs, lr=lr)
-    model = LinearSegmenter(dim, num_classes, seed).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    with seeding.seeded(seeding.key(seed, "segmentation head")):
+        head = nn.Conv2d(dim, num_classes, kernel_size=1).to(device)
+    optimizer = torch.optim.Adam(head.parameters(), lr=lr)
 
     def checked(batches: MaskBatches) -> MaskBatches:
         for features, masks in batches:
-            if (
-                features.ndim != 4
-                or features.shape[1] != dim
-                or masks.ndim != 3
-                or len(masks) != len(features)
-            ):
+            if (features.ndim, *features.shape[:2], masks.ndim) != (4, len(masks), dim, 3):
                 raise UserError(
                     f"A segmentation batch has features {tuple(features.shape)} and masks {tuple(masks.shape)}; "
                     f"give (images, {dim}, rows, columns) and (images, height, width)."
@@ -218,13 +193,13 @@ def linear_segmentation(
         for features, masks in checked(epoch_batches(epoch)):
             optimizer.zero_grad()
             # A batch of ignored pixels alone makes no step.
-            if model.backward(features, masks, ignore, ranks):
+            if add_gradient(head, features, masks, ignore, ranks):
                 optimizer.step()
         counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-        for features, masks in checked(test_batches()):
-            if len(masks):
-                predictions = model.predict(features, tuple(masks.shape[1:]))
-                counts += count_pixels(predictions, masks, num_classes, ignore)
+        with torch.no_grad():
+            for features, masks in checked(test_batches()):
+                for logits, truth in logits_of_few(head, features, masks):
+                    counts += count_pixels(logits.argmax(dim=1), truth, num_classes, ignore)
         scores.append(mean_iou(torch.stack(ranks.gather(counts)).sum(0), left_out))
     return SegmentationResult(tuple(scores))
 
@@ -232,58 +207,55 @@ def linear_segmentation(
 # ---- its inputs ----
 
 
+@dataclass
 class PatchFeatures:
     """The patch features of images, and their masks, as `linear_segmentation` asks for them.
 
     Images are squashed to `size`; masks too, unless they are smaller arrays, which are scored as they are. Several
     processes share the images: each trains on its rows of a batch, and is tested on its batches.
-
-    Args:
-        images: with masks.
-        ids: which of them.
-        blocks: of a ViT, how many of the last blocks; a convolutional net has its last feature map.
-        ignore: ids that become `IGNORE`.
-        flip: how often an augmented image is mirrored.
     """
 
-    def __init__(
-        self,
-        extractor: Extractor,
-        images: ImageSet,
-        ids: Tensor,
-        *,
-        size: int,
-        blocks: int,
-        batch_size: int,
-        ignore: Sequence[int] = (),
-        flip: float = 0.5,
-    ) -> None:
-        self.extractor, self.ranks, self.device = extractor, extractor.ranks, extractor.device
-        self.backbone = extractor.encoder.backbone
-        self.images, self.ids, self.size, self.batch_size = images, ids, size, batch_size
-        self.blocks = blocks if isinstance(self.backbone.net, VisionTransformer) else 1
-        self.ignore, self.flip = ignore, flip
-        array = images.as_array()
-        self.mask_size = size if array is None else min(size, max(array.shape[-2:]))
-        self.workers = 0 if array is not None else extractor.workers
+    extractor: Extractor
+    images: ImageSet
+    """With masks."""
+    ids: Tensor
+    """Which of them."""
+    _: KW_ONLY
+    size: int
+    blocks: int
+    """Of a ViT, how many of the last blocks; a convolutional net has its last feature map."""
+    batch_size: int
+    ignore: Sequence[int] = ()
+    """Ids that become `IGNORE`."""
+    flip: float = 0.5
+    """How often an augmented image is mirrored."""
+
+    def __post_init__(self) -> None:
+        self.ranks, self.device = self.extractor.ranks, self.extractor.device
+        self.backbone = self.extractor.encoder.backbone
+        array = self.images.as_array()
+        self.mask_size = self.size if array is None else min(self.size, max(array.shape[-2:]))
+        self.workers = 0 if array is not None else self.extractor.workers
         self._held: tuple[Tensor, Tensor] | None = None
-        require_size(self.backbone, size)
-        self.shape = self._patches(torch.zeros(1, 3, size, size, device=self.device)).shape[1:]  # (D, h, w)
-        self.bytes = self.shape.numel() * 4 * len(ids)
+        require_size(self.backbone, self.size)
+        black = torch.zeros(1, 3, self.size, self.size, device=self.device)
+        self.shape = self._patches(black).shape[1:]  # (D, h, w)
+        self.bytes = self.shape.numel() * 4 * len(self.ids)
 
     def hold(self, share: bool = False) -> bool:
         """Make this process's features now and keep them, if all of them fit; with `share`, all processes have all.
         Epochs then differ in their order alone."""
-        if self._held is None and self.bytes <= HELD_BYTES:
-            batches, is_main = self._batches(), self.ranks.is_main
-            with progress_bar(f"{self.images.name}: patch features", sum(map(len, batches)), is_main) as bar:
-                made = list(counted(self._make(batches or [self.ids[:0]], None), bar))
-            features, masks = map(torch.cat, zip(*made, strict=True))
-            if share:
-                counts = self.ranks.gather(len(features))
-                features, masks = (self.ranks.gather_rows(part, counts) for part in (features, masks))
-            self._held = features, masks
-        return self._held is not None
+        if self.bytes > HELD_BYTES:
+            return False
+        batches, is_main = self._batches(), self.ranks.is_main
+        with progress_bar(f"{self.images.name}: patch features", sum(map(len, batches)), is_main) as bar:
+            made = list(counted(self._make(batches or [self.ids[:0]], None), bar))
+        features, masks = map(torch.cat, zip(*made, strict=True))
+        if share:
+            counts = self.ranks.gather(len(features))
+            features, masks = (self.ranks.gather_rows(part, counts) for part in (features, masks))
+        self._held = features, masks
+        return True
 
     def shuffled(self, epoch: int) -> MaskBatches:
         """This process's rows of the batches of a training epoch, which may be none: from what is held and shared, or
@@ -326,7 +298,8 @@ class PatchFeatures:
         """(B, blocks * D, h, w)."""
         views = views.contiguous(memory_format=image_layout(views.device))
         with frozen(self.backbone), torch.no_grad():
-            blocks = self.backbone.tokens(views, self.blocks)
+            is_vit = isinstance(self.backbone.net, VisionTransformer)
+            blocks = self.backbone.tokens(views, self.blocks if is_vit else 1)
             return torch.cat([patches for _, patches in blocks], dim=1).float()
 
     def _load(self, i: int) -> tuple[Tensor, Tensor]:
@@ -401,7 +374,7 @@ class Segmentation(SegmentationOptions, Evaluation):
     named_size: ClassVar[int | None] = 224 * _ENLARGED
 
     def run(self, extractor: Extractor) -> Report:
-        quick = pick_quick(self.quick, self.augmented, self.flip != SegmentationOptions.flip, extractor.small)
+        quick = pick_quick(self, extractor)
         mode, usual = ("quick", _QUICK) if quick else ("augmented", _PUBLISHED)
         lr = usual.lr if self.lr is None else self.lr
         training = _Training(self.epochs or usual.epochs, self.batch_size or usual.batch_size, lr)
@@ -411,9 +384,8 @@ class Segmentation(SegmentationOptions, Evaluation):
 
         split = extractor.open_split(self, masks=True)
         count = partial(count_classes, split.train, self.classes, self.ignore)
-        classes = ranks.share(
-            ranks.run_with_heartbeat(count if ranks.is_main else None)
-        )  # one reads all masks
+        classes = ranks.run_with_heartbeat(count if ranks.is_main else None)  # one reads all masks
+        classes = ranks.share(classes)
         assert classes is not None
         train, test = (
             PatchFeatures(

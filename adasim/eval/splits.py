@@ -48,15 +48,6 @@ class Split:
             return [describe(self.train, used=()), *filter(None, [self.note])]
         return [describe(images, used=None) for images in (self.train, self.test)]
 
-    def facts(self) -> dict[str, str | int]:
-        """For a line of results."""
-        return {
-            "name": self.name,
-            "fingerprint": self.fingerprint(),
-            "train_images": len(self.train_ids),
-            "test_images": len(self.test_ids),
-        }
-
 
 def open_split(
     data: Source | None,

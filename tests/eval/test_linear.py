@@ -11,10 +11,10 @@ from sklearn.linear_model import LogisticRegression
 import adasim
 from adasim.config import ViewsConfig
 from adasim.data import ArrayImages, BatchedViews, open_images, synthetic
-from adasim.eval import LinearResult, extract, linear_probe
+from adasim.eval import extract, linear_probe
 from adasim.eval.encoder import Encoder
 from adasim.eval.evaluation import Extractor
-from adasim.eval.linear import Score, StackedHeads, augmented_batches, lars_scale
+from adasim.eval.linear import LinearResult, Score, StackedHeads, augmented_batches, lars_scale
 from adasim.eval.splits import hold_out
 from adasim.models import Backbone, EvalTransform
 from adasim.util.errors import UserError

@@ -63,8 +63,8 @@ def test_a_line_cut_short_by_a_crash_is_passed_over_and_spoils_no_later_one(tmp_
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = run_with(tmp_path / "run", result()) / "results.jsonl"
     before = file.read_bytes()
-    write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda handle, data, place: write(handle, data[:20], place))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:20]))
     with pytest.raises(UserError, match="the disk is full"):
         append_result(file, result(), "cpu")
     assert file.read_bytes() == before
