@@ -93,10 +93,9 @@ def _draw(
 ) -> tuple[Tensor, Tensor]:
     """The images of some episodes, (E, ways, count), and a mask of those that a class really had."""
     E = len(episodes)
-    # (E, ways)
     classes, _ = _choose(counts.new_full((E,), len(counts)), ways, episodes, seed, "fewshot classes")
+    flat = classes.flatten()  # (E * ways)
     rows = (episodes[:, None] * ways + torch.arange(ways, device=episodes.device)).flatten()
-    flat = classes.flatten()
     places, drawn = _choose(counts[flat], count, rows, seed, "fewshot images")  # (E * ways, count)
     images = by_class[first[flat, None] + places]
     return images.view(E, ways, count), drawn.view(E, ways, count)
@@ -150,17 +149,17 @@ class Fewshot(FewshotOptions, Evaluation):
         if not sources:
             raise UserError("Which images? Name one or several data sets with --data.")
         unbalanced = pick_unbalanced(sources, self.per_class)
-        episode = {"ways": self.ways, "shots": self.shots, "queries": self.queries, "episodes": self.episodes}
+        episode: dict[str, Any] = {
+            name: getattr(self, name) for name in ("ways", "shots", "queries", "episodes")
+        }
         table = Table("data", "images", "accuracy", "95%", box=None, padding=(0, 2))
         results = []
         for source in sources:
             per_class = source in unbalanced
             name = data_name(source) + (" (per class)" if per_class else "")
             features, labels, classes, fingerprint = _all_splits(extractor, source)
-            seed = extractor.seed
-            accuracy = fewshot_accuracy(
-                features, labels, **episode, seed=seed, class_names=classes, per_class=per_class
-            )
+            how = {**episode, "per_class": per_class, "seed": extractor.seed}
+            accuracy = fewshot_accuracy(features, labels, **how, class_names=classes)
             table.add_row(name, f"{len(labels):,}", f"{accuracy.mean:.2f}", f"± {accuracy.interval95:.2f}")
             results.append(
                 extractor.result(
@@ -173,14 +172,14 @@ class Fewshot(FewshotOptions, Evaluation):
                     },
                     metrics=accuracy._asdict(),
                     data={"name": name, "fingerprint": fingerprint, "images": len(labels)},
-                    settings={**episode, "per_class": per_class, "seed": seed},
+                    settings=how,
                 )
             )
-        if len(results) > 1:
-            mean = sum(result.value for result in results) / len(results)
-            table.add_row("average", "", f"{mean:.2f}", "", style="bold")
         what = f"Few-shot, {self.ways}-way {self.shots}-shot, {self.episodes} episodes"
-        return Report(results=tuple(results), title=extractor.title(what), table=table)
+        report = Report(results=tuple(results), title=extractor.title(what), table=table)
+        if len(results) > 1:
+            table.add_row("average", "", f"{report.value:.2f}", "", style="bold")
+        return report
 
 
 def _all_splits(extractor: Extractor, source: Source) -> tuple[Tensor, Tensor, list[str], str]:

@@ -78,6 +78,7 @@ def knn_accuracy(
     def count_hits() -> Tensor:
         """How often this process's share of the test images is right: (k, 2), top-1 and top-5."""
         hits = torch.zeros(len(ks), 2, dtype=torch.int64)
+        limits = torch.tensor([[1, min(5, size)] for size in ks])[:, :, None]  # places that count: (k, 2, 1)
         voting = max(1, _SCORE_VALUES // len(sets.classes))  # test images that vote at a time
         for start in range(ranks.rank * _QUERIES, len(sets.test), ranks.world * _QUERIES):
             queries = slice(start, start + _QUERIES)
@@ -89,17 +90,13 @@ def knn_accuracy(
                 sets.test_labels[queries].split(voting),
                 strict=True,
             ):
-                places = _places(weights, voters, labels, ks, len(sets.classes))  # (k, B)
-                hits[:, 0] += (places < 1).sum(dim=1).cpu()
-                hits[:, 1] += (
-                    (places < torch.tensor(ks, device=places.device).clamp(max=5)[:, None]).sum(dim=1).cpu()
-                )
+                places = _places(weights, voters, labels, ks, len(sets.classes)).cpu()  # (k, B)
+                hits += (places[:, None] < limits).sum(dim=2)
         return hits
 
-    hits = torch.stack(
-        [part for part in ranks.gather(ranks.run_with_heartbeat(count_hits)) if part is not None]
-    )
-    percent = (hits.sum(0).double() * 100 / len(sets.test)).tolist()
+    mine = ranks.run_with_heartbeat(count_hits)
+    assert mine is not None
+    percent = (torch.stack(ranks.gather(mine)).sum(0).double() * 100 / len(sets.test)).tolist()
     results = {size: KnnAccuracy(*row) for size, row in zip(ks, percent, strict=True)}
     return results[k] if isinstance(k, int) else results
 
@@ -111,9 +108,8 @@ def _nearest(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     rows would double the memory of a large training set.
     """
     queries = normalize(queries.float(), dim=1)
-    best, best_ids = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
-    best_ids = best_ids.to(queries.device)
-    first = 0
+    best = queries.new_empty(len(queries), 0)
+    best_ids, first = best.long(), 0
     for part in rows.split(max(k, _ROW_VALUES // rows.shape[1])):
         part = normalize(part.float(), dim=1)
         # An int8 copy takes about as long to make as 500 queries take to search; the answer is the same.

@@ -271,7 +271,7 @@ class Linear(LinearOptions, Evaluation):
     def run(self, extractor: Extractor) -> Report:
         quick = pick_quick(self, extractor)
         mode = "quick" if quick else "augmented"
-        encoder, seed = extractor.encoder, extractor.seed
+        encoder = extractor.encoder
         protocol = protocol_of(extractor) if self.protocol == "auto" else self.protocol
         check_name("protocol", protocol, LINEAR_PROTOCOLS)
         published = LINEAR_PROTOCOLS[protocol]
@@ -308,12 +308,12 @@ class Linear(LinearOptions, Evaluation):
                 epochs=self.epochs,
                 batch_size=batch,
                 protocol=protocol,
-                seed=seed,
+                seed=extractor.seed,
             )
 
         tried, swept = None, SWEEP
         if len(rates) > 1:
-            rest, held = hold_out(labels, len(labels), seed, "Name one rate: --rates RATE.")
+            rest, held = hold_out(labels, len(labels), extractor.seed, "Name one rate: --rates RATE.")
             extractor.say(
                 f"A sweep of {len(rates)} rates: they are scored on {len(held):,} of the {len(labels):,} training "
                 f"images, which are held out, and the best one then learns from all."

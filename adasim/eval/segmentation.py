@@ -306,11 +306,9 @@ class PatchFeatures:
         """Image i and its mask, uint8 (3, size, size) and uint8 (mask_size, mask_size)."""
         picture = self.images.load(i)
         mask = blank(require_same_size(picture, self.images.mask(i), self.images.where(i)), self.ignore)
-        cubic, nearest = InterpolationMode.BICUBIC, InterpolationMode.NEAREST_EXACT
-        if list(picture.shape[-2:]) != [self.size] * 2:
-            picture = TF.resize(picture, [self.size] * 2, interpolation=cubic, antialias=True)
-        if list(mask.shape) != [self.mask_size] * 2:
-            mask = TF.resize(mask[None], [self.mask_size] * 2, interpolation=nearest)[0]
+        sides, mask_sides = [self.size] * 2, [self.mask_size] * 2  # what has these already stays as it is
+        picture = TF.resize(picture, sides, interpolation=InterpolationMode.BICUBIC, antialias=True)
+        mask = TF.resize(mask[None], mask_sides, interpolation=InterpolationMode.NEAREST_EXACT)[0]
         return picture, mask
 
 

@@ -18,13 +18,12 @@ import adasim
 from adasim.data import ArrayImages, open_images, synthetic
 from adasim.data.images import match_classes
 from adasim.eval.encoder import open_encoder
-from adasim.eval.evaluation import Extractor
 from adasim.eval.features import cached_features, extract
 from adasim.eval.fewshot import Fewshot
-from adasim.eval.linear import LINEAR_PROTOCOLS, linear_probe, protocol_of
+from adasim.eval.linear import LINEAR_PROTOCOLS, linear_probe
 from adasim.eval.segmentation import _PUBLISHED, Segmentation
 from adasim.eval.splits import Split, match_test_labels, open_all, open_split
-from adasim.registry import EVALUATIONS, METHODS
+from adasim.registry import EVALUATIONS
 from adasim.util.errors import UserError
 
 MakeRun = Callable[..., Path]
@@ -174,16 +173,6 @@ def test_the_document_shows_the_example_as_it_is() -> None:
 
 
 # The linear protocol is the method's
-
-
-def test_a_methods_linear_protocol_is_the_one_that_it_names(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoder = open_encoder(make_run(method="simsiam"))
-    assert protocol_of(Extractor(encoder)) == "simsiam"
-    monkeypatch.setattr(METHODS["simsiam"], "linear_protocol", "dino")
-    assert protocol_of(Extractor(encoder)) == "dino"
-    assert protocol_of(Extractor(replace(encoder, method=None))) == "dino"
 
 
 def test_a_run_of_a_method_that_is_not_loaded_is_measured_by_dinos_protocol_and_that_is_said(

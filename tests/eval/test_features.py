@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from adasim.config import ModelConfig
 from adasim.data import ArrayImages, FolderImages, synthetic
-from adasim.eval.features import batches, cached_features, default_folder, encode, extract
+from adasim.eval.features import cached_features, encode, extract
 from adasim.eval.knn import online_knn
 from adasim.models import Backbone, build_backbone
 from adasim.models.transform import EvalTransform
@@ -298,24 +298,22 @@ def test_other_weights_data_transform_or_kind_cost_another_pass(tmp_path: Path, 
     assert len(passes) == 5
 
 
-@pytest.mark.parametrize("damage", ["truncated", "a flipped bit", "empty", "hostile"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole[:-1] + bytes([whole[-1] ^ 4]),
+        lambda whole: b"",
+        lambda whole: b"\xff" * 8 + b"{}" + bytes(64),  # hostile
+    ],
+)
 def test_a_damaged_file_is_made_anew(
-    resnet: Backbone, tmp_path: Path, passes: list[str], damage: str
+    resnet: Backbone, tmp_path: Path, passes: list[str], damaged: Callable[[bytes], bytes]
 ) -> None:
     images = synthetic(40, 16)
     first = cached_features(tmp_path, resnet, images, SMALL).values
     [file] = tmp_path.iterdir()
-    whole = file.read_bytes()
-    flipped = bytearray(whole)
-    flipped[-100] ^= 4
-    hostile = b"\xff" * 8 + b"{}" + b"\x00" * 64
-    contents = {
-        "truncated": whole[: len(whole) // 2],
-        "a flipped bit": flipped,
-        "empty": b"",
-        "hostile": hostile,
-    }
-    file.write_bytes(bytes(contents[damage]))
+    file.write_bytes(damaged(file.read_bytes()))
     for _ in range(2):
         assert torch.equal(cached_features(tmp_path, resnet, images, SMALL).values, first)
     assert len(passes) == 2
@@ -328,28 +326,3 @@ def test_a_place_that_cannot_be_written_costs_a_pass_and_nothing_else(
     for _ in range(2):
         cached_features(tmp_path / "taken", resnet, synthetic(8, 16), SMALL)
     assert len(passes) == 2
-
-
-def test_features_of_no_run_go_to_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "adasim" / "features"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".cache" / "adasim" / "features"
-
-
-class Signalled(ArrayImages):
-    """Whoever reads an image gets a signal, as all processes of a group do."""
-
-    def as_array(self) -> None:  # type: ignore[override]
-        return None
-
-    def load(self, i: int) -> Tensor:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return super().load(i)
-
-
-def test_a_worker_leaves_signals_to_its_parent() -> None:
-    images = Signalled("some", torch.zeros(6, 3, 8, 8, dtype=torch.uint8))
-    found = list(batches(images, EvalTransform.of_size(8), torch.arange(6).split(2), workers=1))
-    assert [ids.tolist() for ids, _, _ in found] == [[0, 1], [2, 3], [4, 5]]

@@ -46,25 +46,6 @@ def loop(features, labels, ways, shots, queries, episodes):
     return mean, 1.96 * math.sqrt(variance) / math.sqrt(episodes)
 
 
-def test_a_query_takes_the_class_of_the_hand_computed_nearest_prototype():
-    features = torch.tensor(
-        [
-            *([0.0, 0.0], [2.0, 0.0]),  # support of way 0: prototype (1, 0)
-            *([3.0, 0.0], [3.2, 0.0]),  # queries of way 0: 4 < 4 + 1, right; 4.84 > 3.24 + 1, wrong
-            *([4.0, 0.0], [6.0, 2.0]),  # support of way 1: prototype (5, 1)
-            *([3.0, 1.0], [1.0, 1.0]),  # queries of way 1: 4 < 5, right; 16 > 1, wrong
-        ]
-    )
-    images = torch.arange(8).view(1, 2, 4)
-    assert fewshot._correct(features, images, shots=2).tolist() == [[[True, False], [True, False]]]
-
-
-def test_features_are_not_normalised():
-    # All on one ray: only the lengths tell the classes apart, which a cosine would not see.
-    features = torch.cat([torch.full((20, 1), 1.0), torch.full((20, 1), 3.0)])
-    assert fewshot_accuracy(features, torch.arange(40) // 20, ways=2, episodes=5) == (100, 0)
-
-
 @pytest.mark.parametrize("offset", [0.0, 3000.0])
 def test_accuracy_and_its_interval_equal_a_loop_over_episodes(offset):
     features, labels = clusters([20, 25, 31, 22, 60, 20])

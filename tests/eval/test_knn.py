@@ -98,13 +98,6 @@ def test_a_low_temperature_does_not_overflow():
     assert knn_accuracy(train, train_labels, test, test_labels, k=30, temperature=1e-5).top1 == nearest
 
 
-def test_top5_looks_no_further_than_k_classes():
-    train, labels = torch.eye(6), torch.arange(6)
-    test = torch.tensor([[3.0, 2.0, 1.0, 0.0, 0.0, 0.0]])
-    assert knn_accuracy(train, labels, test, [2], k=2) == (0, 0)
-    assert knn_accuracy(train, labels, test, [2], k=3) == (0, 100)
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -148,8 +141,3 @@ def test_online_accuracy_looks_at_no_more_images_than_it_may() -> None:
     resnet.register_forward_hook(lambda module, args, output: seen.append(len(output)))
     online_knn(resnet, images, SMALL, max_images=100)
     assert sum(seen) == 100
-
-
-def test_online_accuracy_without_labels_is_refused() -> None:
-    with pytest.raises(UserError, match="has no labels"):
-        online_knn(Backbone(Labels(), {"dim": 2}), ArrayImages("plain", synthetic(20, 16).images), SMALL)
