@@ -59,27 +59,19 @@ class LinearProtocol:
     """The same where the encoder is no ViT; None: `rate` as well."""
     epochs: int
     batch_size: int
-    lars: bool
+    lars: bool = False
     """SGD with momentum 0.9, plain or with gradients scaled by LARS (`lars_scale`)."""
-    features: FeatureKind
+    features: FeatureKind = "pooled"
     """What the layer sees: the encoder's own output, or the last blocks' CLS tokens."""
-    bilinear: bool
+    bilinear: bool = False
     """Resize images bilinearly, and not as the encoder's own view does."""
 
 
-_SIMSIAM = LinearProtocol(
-    rate=0.1, epochs=90, batch_size=4096, lars=True, features="pooled", bilinear=True
-)  # the rate of its code; the paper has 0.02
+_DINO = LinearProtocol(rate=0.001, conv_rate=0.03, epochs=100, batch_size=1024, features="linear-dino")
+# The rate of its code; the paper has 0.02.
+_SIMSIAM = LinearProtocol(rate=0.1, epochs=90, batch_size=4096, lars=True, bilinear=True)
 LINEAR_PROTOCOLS: dict[str, LinearProtocol] = {
-    "dino": LinearProtocol(
-        rate=0.001,
-        conv_rate=0.03,
-        epochs=100,
-        batch_size=1024,
-        lars=False,
-        features="linear-dino",
-        bilinear=False,
-    ),
+    "dino": _DINO,
     "simsiam": _SIMSIAM,
     "simsiam-sgd": replace(_SIMSIAM, lars=False, rate=30.0, batch_size=256),  # tried in the same paper
 }
@@ -411,8 +403,9 @@ def augmented_batches(
     them get the whole: every one then takes the step that one process alone would take.
     """
     backbone, ranks = extractor.encoder.backbone, extractor.ranks
-    views: dict[str, Any] = {"interpolation": "bilinear", "scale": (0.08, 1.0), "flip": flip, "color": 0.0}
-    loader = extractor.view_loader(images, batch_size, ranks, **views)
+    loader = extractor.view_loader(
+        images, batch_size, ranks, interpolation="bilinear", scale=(0.08, 1.0), flip=flip, color=0.0
+    )
     ends = [rank * batch_size // ranks.world for rank in range(ranks.world + 1)]
     counts = [end - start for start, end in pairwise(ends)]
 

@@ -385,17 +385,9 @@ class Segmentation(SegmentationOptions, Evaluation):
         classes = ranks.run_with_heartbeat(count if ranks.is_main else None)  # one reads all masks
         classes = ranks.share(classes)
         assert classes is not None
+        patches = partial(PatchFeatures, extractor, size=size, blocks=self.blocks, flip=self.flip)
         train, test = (
-            PatchFeatures(
-                extractor,
-                images,
-                ids,
-                size=size,
-                blocks=self.blocks,
-                batch_size=training.batch_size,
-                ignore=self.ignore,
-                flip=self.flip,
-            )
+            patches(images, ids, batch_size=training.batch_size, ignore=self.ignore)
             for images, ids in ((split.train, split.train_ids), (split.test, split.test_ids))
         )
         if quick and not train.hold(share=True):
