@@ -9,22 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from adasim.registry import METHODS, PAIRS
 from adasim.util.errors import UserError
-from adasim.util.fields import (
-    Count,
-    Natural,
-    NonNegative,
-    Pixels,
-    Range,
-    Share,
-    check_fields,
-    check_name,
-)
+from adasim.util.fields import Count, Natural, NonNegative, Pixels, Range, Share, check_fields, check_name
 
 FIXED = tyro.conf.Suppress
 """Of a field that belongs to a published method or recipe: set in Python or by a recipe, not on the command line.
@@ -115,7 +107,7 @@ class ViewsConfig:
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, 3):
                 raise UserError(
-                    f"views.{name}={getattr(self, name)} must be one value, or three for red, green and blue."
+                    f"views.{name}={getattr(self, name)} must be one value, or three: red, green, blue."
                 )
 
     @property
@@ -288,18 +280,20 @@ class Config:
     def check_values(self) -> None:
         """Refuse values that are wrong by themselves; called again before a run, since fields may be assigned."""
         check_fields(self)
-        check_name("method", self.method, METHODS.names())
-        check_name("pairs", self.pairs, PAIRS.names())
-        self.settings = _checked(
-            self.settings, METHODS.outline(self.method).Settings, f"method={self.method}"
-        )
-        self.pair_settings = _checked(
-            self.pair_settings, PAIRS.outline(self.pairs).Settings, f"pairs={self.pairs}"
-        )
-        for part in dataclasses.fields(self):
-            if dataclasses.is_dataclass(section := getattr(self, part.name)):
-                named = {"settings": self.method, "pair_settings": self.pairs}
-                check_fields(section, f"{named.get(part.name, part.name)}.")
+        shown = {}
+        for section, (kind, registry) in OWN_SETTINGS.items():
+            shown[section] = name = getattr(self, kind)
+            check_name(kind, name, registry.names())
+            wanted, settings = registry.outline(name).Settings, getattr(self, section)
+            if settings is None and wanted is not None:
+                setattr(self, section, wanted())
+            elif not isinstance(settings, wanted or NoneType):
+                takes = f"settings of the class {wanted.__name__}" if wanted else "no settings"
+                given = type(settings).__name__
+                raise UserError(f"{kind}={name} takes {takes}, not {given}. None means the defaults.")
+        for section, value in vars(self).items():
+            if dataclasses.is_dataclass(value):
+                check_fields(value, f"{shown.get(section, section)}.")
         self.views.check()
         self.neighbors.check()
 
@@ -372,34 +366,25 @@ class Config:
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The inverse of `to_dict`, also after a trip through JSON (tuples became lists)."""
         values = dict(values)
-        method = values.get("method", "dino")
-        if isinstance(method, str) and isinstance(values.get(method), dict) and method in METHODS:
-            values["settings"] = _build(METHODS.outline(method).Settings, values.pop(method), f"{method}.")
-        pairs = values.get("pairs", "adasim")
-        if isinstance(pairs, str) and isinstance(values.get(pairs), dict) and pairs in PAIRS:
-            values["pair_settings"] = _build(PAIRS.outline(pairs).Settings, values.pop(pairs), f"{pairs}.")
+        for section, (kind, registry) in OWN_SETTINGS.items():
+            name = values.get(kind, getattr(cls, kind))
+            if isinstance(name, str) and isinstance(values.get(name), dict) and name in registry:
+                values[section] = _build(registry.outline(name).Settings, values.pop(name), f"{name}.")
         return _build(cls, values, "")
 
 
-def _checked(settings: Any, wanted: type[Any] | None, owner: str) -> Any:
-    """The settings of a method or pair policy; its defaults where there are none. Another class is refused."""
-    if settings is None and wanted is not None:
-        return wanted()
-    if not isinstance(settings, wanted or type(None)):
-        takes = f"settings of the class {wanted.__name__}" if wanted else "no settings"
-        raise UserError(f"{owner} takes {takes}, not {type(settings).__name__}. None means the defaults.")
-    return settings
+OWN_SETTINGS = {"settings": ("method", METHODS), "pair_settings": ("pairs", PAIRS)}
+"""The sections of a `Config` that a method or a pair policy brings: which field names it, and where it is known."""
 
 
 def _build(cls: Any, values: dict[str, Any], where: str) -> Any:
-    known = {f.name: f for f in dataclasses.fields(cls)}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
+    known = {f.name: f.default_factory for f in dataclasses.fields(cls)}
+    if unknown := sorted(values.keys() - known.keys()):
         raise UserError(f"Unknown field {where}{unknown[0]} in the saved configuration.")
-    kwargs: dict[str, Any] = {}
-    for name, value in values.items():
-        factory = known[name].default_factory
-        if isinstance(value, dict) and isinstance(factory, type):
-            value = _build(factory, value, f"{where}{name}.")
-        kwargs[name] = value
-    return cls(**kwargs)
+    built = {
+        name: _build(known[name], value, f"{where}{name}.")
+        if isinstance(value, dict) and isinstance(known[name], type)
+        else value
+        for name, value in values.items()
+    }
+    return cls(**built)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from adasim.util.errors import UserError
 from adasim.util.fields import Count, Natural, Pixels, Share, Temperature, Width, check_fields
@@ -151,9 +151,7 @@ def with_options(kind: type[Any], *more: type) -> type[Any]:
 
 @dataclass(kw_only=True)
 class KnnOptions(Sources):
-    """Weighted k-NN vote on frozen features (the paper reports k = 20)."""
-
-    summary: ClassVar[str] = "k-NN accuracy: DINO's weighted vote for k = 10, 20, 100, 200"
+    """k-NN accuracy: DINO's weighted vote for k = 10, 20 (which the paper reports), 100, 200."""
 
     k: tuple[Count, ...] | None = None
     """How many neighbours vote; 10, 20, 100 and 200 by default."""
@@ -161,9 +159,7 @@ class KnnOptions(Sources):
 
 @dataclass(kw_only=True)
 class LinearOptions(Sources):
-    """One linear layer on frozen features, at the published learning rate or at one chosen by a sweep."""
-
-    summary: ClassVar[str] = "accuracy of a linear layer: DINO's or SimSiam's protocol"
+    """Accuracy of a linear layer: DINO's or SimSiam's protocol, at the published learning rate or one of a sweep."""
 
     protocol: str = "auto"
     """Whose: SGD over the last blocks' CLS (dino), LARS over the pooled feature (simsiam), or SGD over it
@@ -188,9 +184,7 @@ class LinearOptions(Sources):
 
 @dataclass(kw_only=True)
 class FewshotOptions:
-    """Nearest prototype in random episodes, on one or several data sets."""
-
-    summary: ClassVar[str] = "5-way 5-shot accuracy by prototypes, on one or several data sets"
+    """5-way 5-shot accuracy: nearest prototype in random episodes, on one or several data sets."""
 
     data: tuple[str, ...] = ()
     """Data sets, each with all its splits together; the run's own by default."""
@@ -208,9 +202,7 @@ class FewshotOptions:
 
 @dataclass(kw_only=True)
 class SegmentationOptions(Sources):
-    """A 1x1 convolution on frozen patch features, scored by mean intersection over union."""
-
-    summary: ClassVar[str] = "mean IoU of a linear layer on patch features"
+    """Mean intersection over union of a linear layer (a 1x1 convolution) on patch features."""
 
     classes: Count | None = None
     """How many classes the masks show; read from the training masks by default (21 for PASCAL VOC)."""
@@ -233,13 +225,11 @@ class SegmentationOptions(Sources):
 
 @dataclass(kw_only=True)
 class ViewsOptions:
-    """What can be said of an encoder without labels.
+    """Without labels: retrieval of augmented views, RankMe.
 
     Views: an image is cropped (40 to 100% of its area), flipped and its colours are jittered; how often is the image
     itself the nearest of all images to that view? RankMe (Garrido et al., 2023): how many directions the features
     use, between 1 and their width; few means that the encoder collapses. (`adasim explore` finds near duplicates.)"""
-
-    summary: ClassVar[str] = "without labels: retrieval of augmented views, RankMe"
 
     data: str | None = None
     """A folder, an .npz file, hf:NAME or synthetic[:COUNT]; the run's own images by default."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # imports torch, and a list of recipes must not wait for it
 def simsiam_resnet50() -> Config:
     """SimSiam, ResNet-50, 100 epochs of ImageNet at batch 512 (paper: k-NN 57.9, linear 68.1)."""
     return Config(
-        recipe="simsiam-resnet50",
         method="simsiam",
         epochs=100,
         batch_size=512,
@@ -41,14 +40,13 @@ def simsiam_resnet50() -> Config:
         model=ModelConfig(name="resnet50", zero_init_residual=True, drop_path=0.0),
         settings=SimSiamSettings(proj_dim=2048, pred_dim=512, fix_pred_lr=True),
         neighbors=NeighborsConfig(tau=0.2, window=1, k=10),
-        optim=_sgd(lr=0.05, weight_decay=1e-4, min_lr=0.0, warmup_epochs=0, lr_every="epoch", decay_all=True),
+        optim=sgd(lr=0.05, weight_decay=1e-4, min_lr=0.0, warmup_epochs=0, lr_every="epoch", decay_all=True),
     )
 
 
 def dino_resnet50() -> Config:
     """DINO (two crops), ResNet-50, 100 epochs of ImageNet at batch 1024 (paper: k-NN 50.7, linear 60.1)."""
     return Config(
-        recipe="dino-resnet50",
         epochs=100,
         batch_size=1024,
         # The paper says "as on GitHub", but its list has fp32, no clipping, a free last layer and 0.07, where
@@ -58,14 +56,13 @@ def dino_resnet50() -> Config:
         views=ViewsConfig(**DINO_VIEWS, scale=(0.14, 1.0)),
         model=ModelConfig(name="resnet50"),  # stochastic depth is in the paper's list, but ResNets have none
         neighbors=NeighborsConfig(tau=0.2, window=1, k=10),
-        optim=_sgd(lr=0.03, weight_decay=1e-4),  # lr 0.12 at batch 1024
+        optim=sgd(lr=0.03, weight_decay=1e-4),  # lr 0.12 at batch 1024
     )
 
 
 def dino_vit_s16() -> Config:
     """DINO (two crops), ViT-S/16, 800 epochs of ImageNet at batch 1024 (paper: k-NN 70.1, linear 73.3)."""
     return Config(
-        recipe="dino-vit-s16",
         epochs=800,
         batch_size=1024,
         precision="fp16",
@@ -86,7 +83,6 @@ def dino_vit_b16() -> Config:
     for ViT-B/16 (400 epochs there, and ten local crops, left out here). Value by value: docs/method.md.
     """
     return Config(
-        recipe="dino-vit-b16",
         epochs=800,
         batch_size=1024,
         views=ViewsConfig(**DINO_VIEWS, scale=(0.25, 1.0)),
@@ -102,7 +98,6 @@ def dino_vit_b16() -> Config:
 def desk_vit() -> Config:
     """DINO, a small ViT with 4-pixel patches, for 32-pixel images on two CPU cores."""
     return Config(
-        recipe="desk-vit",
         epochs=100,
         batch_size=128,
         data=DataConfig(source="synthetic"),
@@ -126,7 +121,6 @@ def desk_vit() -> Config:
 def desk_resnet() -> Config:
     """SimSiam, a ResNet of four blocks, for 32-pixel images on two CPU cores."""
     return Config(
-        recipe="desk-resnet",
         method="simsiam",
         epochs=150,
         batch_size=128,
@@ -137,7 +131,7 @@ def desk_resnet() -> Config:
         neighbors=NeighborsConfig(tau=0.2, window=10, k=5),
         # lr: 0.2 at batch 128; with a quarter of it the encoder learns far less in as many epochs. Weight decay:
         # SimSiam's own choice for 32-pixel images.
-        optim=_sgd(lr=0.4, weight_decay=5e-4, min_lr=0.0, warmup_epochs=0, lr_every="epoch", decay_all=True),
+        optim=sgd(lr=0.4, weight_decay=5e-4, min_lr=0.0, warmup_epochs=0, lr_every="epoch", decay_all=True),
         save=SaveConfig(log_every=10),
     )
 
@@ -145,7 +139,6 @@ def desk_resnet() -> Config:
 def demo() -> Config:
     """desk-resnet for three minutes on 3,000 generated images: no data needed."""
     config = desk_resnet()
-    config.recipe = "demo"
     config.epochs = 60
     config.batch_size = 64  # twice the steps of 128: with those, 60 epochs are enough for some seeds only
     config.optim.warmup_epochs = 5
@@ -158,19 +151,14 @@ def demo() -> Config:
 _DESK_VIEWS: dict[str, Any] = {"size": 32, "scale": (0.4, 1.0), "blur": 0.0, "mean": (0.5,), "std": (0.25,)}
 
 
-def _sgd(*, lr: float, weight_decay: float, **more: Any) -> OptimConfig:
+def sgd(*, lr: float, weight_decay: float, **more: Any) -> OptimConfig:
     """SGD, whose weight decay stays as it is."""
     return OptimConfig(name="sgd", lr=lr, weight_decay=weight_decay, weight_decay_end=weight_decay, **more)
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    "simsiam-resnet50": simsiam_resnet50,
-    "dino-resnet50": dino_resnet50,
-    "dino-vit-s16": dino_vit_s16,
-    "dino-vit-b16": dino_vit_b16,
-    "desk-vit": desk_vit,
-    "desk-resnet": desk_resnet,
-    "demo": demo,
+    make.__name__.replace("_", "-"): make
+    for make in (simsiam_resnet50, dino_resnet50, dino_vit_s16, dino_vit_b16, desk_vit, desk_resnet, demo)
 }
 """Every recipe by the name the command line uses; the first line of its docstring is its help."""
 
@@ -185,7 +173,7 @@ def get_recipe(name: str) -> Config:
             )
         names = ["photos", *RECIPES]  # the first is the command line's, which looks at the images
         raise UserError(f"Unknown recipe {name!r}. {suggest(name, names)}")
-    return RECIPES[name]()
+    return replace(RECIPES[name](), recipe=name)
 
 
 def for_epochs(config: Config, epochs: int) -> Config:
@@ -196,19 +184,13 @@ def for_epochs(config: Config, epochs: int) -> Config:
     head_epochs = config.optim.head_epochs
     if head_epochs:  # the same share of the run, and at least one, if that leaves the encoder any
         head_epochs = min(max(1, head_epochs * epochs // config.epochs), quarter, epochs - 1)
-    optim = replace(
-        config.optim, warmup_epochs=min(config.optim.warmup_epochs, quarter), head_epochs=head_epochs
-    )
+    warmup_epochs = min(config.optim.warmup_epochs, quarter)
+    optim = replace(config.optim, warmup_epochs=warmup_epochs, head_epochs=head_epochs)
+    neighbors = replace(config.neighbors, window=min(config.neighbors.window, quarter))
     settings = config.settings
     if getattr(settings, "teacher_temp_warmup_epochs", 0) > half:
         settings = replace(settings, teacher_temp_warmup_epochs=half)
-    return replace(
-        config,
-        epochs=epochs,
-        settings=settings,
-        optim=optim,
-        neighbors=replace(config.neighbors, window=min(config.neighbors.window, quarter)),
-    )
+    return replace(config, epochs=epochs, settings=settings, optim=optim, neighbors=neighbors)
 
 
 def from_weights(config: Config, init: str, weights: Weights, encoder_lr: float = 0.05) -> Config:
@@ -218,18 +200,10 @@ def from_weights(config: Config, init: str, weights: Weights, encoder_lr: float 
     statistics, new heads learn alone in the first tenth of the epochs, and the encoder learns at a share of their
     rate: a twentieth, since recipes have rates for fresh weights.
     """
-    model = replace(config.model, init=init, freeze_norm=True)
-    if weights.model is not None:
-        known = weights.model
+    model, views = replace(config.model, init=init, freeze_norm=True), config.views
+    if known := weights.model:
         model = replace(model, name=known.name, patch_size=known.patch_size, small_stem=known.small_stem)
-    views = config.views
-    if weights.transform is not None:
-        seen = weights.transform
+    if seen := weights.transform:
         views = replace(views, size=seen.size, mean=seen.mean, std=seen.std)
-    head_epochs = max(1, config.epochs // 10)
-    return replace(
-        config,
-        model=model,
-        views=views,
-        optim=replace(config.optim, encoder_lr=encoder_lr, head_epochs=head_epochs),
-    )
+    optim = replace(config.optim, encoder_lr=encoder_lr, head_epochs=max(1, config.epochs // 10))
+    return replace(config, model=model, views=views, optim=optim)

@@ -136,12 +136,9 @@ def show_table(arguments: TableArguments, console: Console) -> None:
 
 def show_evaluations() -> None:
     """`adasim eval`: what there is."""
-    kinds = {name: EVALUATIONS.outline(name) for name in EVALUATIONS.names()}
-    rows = [
-        (name, kind.summary or (kind.__doc__ or "").strip().partition("\n")[0])
-        for name, kind in kinds.items()
-    ]
-    rows.append((TABLE, "compare runs: the results side by side, also as Markdown or LaTeX"))
+    explained = {name: EVALUATIONS.outline(name).__doc__ or "" for name in EVALUATIONS.names()}
+    rows = [(name, text.strip().partition("\n")[0]) for name, text in explained.items()]
+    rows.append((TABLE, "Compare runs: the results side by side, also as Markdown or LaTeX."))
     ending = f"MODEL: {MODEL} Results are kept in the run's results.jsonl."
     show_help(
         "adasim eval WHAT MODEL [options]", rows, f"{ending}\nadasim eval WHAT --help shows every option."

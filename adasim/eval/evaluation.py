@@ -37,11 +37,10 @@ Say = Callable[[str], None]
 class Evaluation:
     """A measurement of a frozen encoder; its fields are its options.
 
-    The docstring is the help of `adasim eval NAME --help`, and those under the fields explain the options.
+    The docstring is the help of `adasim eval NAME --help`, its first line what `adasim eval` says; those under the
+    fields explain the options.
     """
 
-    summary: ClassVar[str] = ""
-    """What `adasim eval` says about it in a line; the first line of the docstring by default."""
     named_size: ClassVar[int | None] = None
     """Side in pixels of what an encoder sees that is known by a model's name; its own by default."""
 

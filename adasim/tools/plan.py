@@ -33,7 +33,7 @@ from adasim.models.backbone import check_patches
 from adasim.neighbors.memory import INT8_FROM
 from adasim.neighbors.search_gpu import buffer_bytes
 from adasim.options import PlanArguments
-from adasim.recipes import for_epochs, from_weights
+from adasim.recipes import for_epochs, from_weights, sgd
 from adasim.registry import METHODS, PAIRS
 from adasim.train.budget import (
     OVERHEAD,
@@ -108,13 +108,9 @@ class Plan:
         """One DINO step without the memory, in mixed precision, as on the device that a float16 cache suggests."""
         if self.backbone is None:
             return None
-        return Footprint.count(
-            Config(
-                model=ModelConfig(name=self.backbone),
-                views=ViewsConfig(size=self.size),
-                precision="fp32" if self.cache == "float32" else "bf16",
-            )
-        )
+        model, views = ModelConfig(name=self.backbone), ViewsConfig(size=self.size)
+        precision: Any = "fp32" if self.cache == "float32" else "bf16"
+        return Footprint.count(Config(model=model, views=views, precision=precision))
 
     @property
     def search_share(self) -> float | None:
@@ -124,16 +120,13 @@ class Plan:
         return self.search_flops / (self.search_flops + self.training.flops(self.batch // self.ranks))
 
     def lines(self) -> list[Line]:
-        """The table."""
         rows, share = f"{self.rows:,} rows", self.batch // self.ranks
         lists = f"{rows} x {self.window} epochs x {self.k} x 8 bytes"
+        buffers = buffer_bytes(self.rows, self.dim, self.batch, self.k)
         sizes = {
             "feature cache": (self.cache_bytes, f"device: {rows} x {self.dim}, {self.cache}"),
             "int8 copy": (self.int8_bytes, "on CPUs only: speeds the exact search up"),
-            "search buffers": (
-                buffer_bytes(self.rows, self.dim, self.batch, self.k),
-                "on accelerators, for a moment",
-            ),
+            "search buffers": (buffers, "on accelerators, for a moment"),
             "history": (self.history_bytes, f"main memory: {lists}"),
             "order and partners": (16 * self.images, "main memory: of all images, on every rank"),
             "checkpoint": (self.checkpoint_bytes, "on disk, without weights; beside it the history, once"),
@@ -154,9 +147,7 @@ class Plan:
         """A sentence on the exact search."""
         share = self.search_share
         if share is None:
-            return (
-                f"No encoder of width {self.dim} is known here, so that the search is compared with nothing."
-            )
+            return f"No encoder of width {self.dim} is known here to compare the search with."
         if share <= _SMALL_SHARE:
             return f"Exact search is affordable: {share:.1%} of a step's arithmetic."
         most = self.images * _SMALL_SHARE / (1 - _SMALL_SHARE) * (1 - share) / share
@@ -166,9 +157,8 @@ class Plan:
         )
 
 
-def make_plan(arguments: PlanArguments) -> Plan:
+def make_plan(a: PlanArguments) -> Plan:
     """The plan of a command line: width from the encoder, or an encoder from the width."""
-    a = arguments
     backbone, dim = a.backbone or ("vit_small" if a.dim is None else _ENCODERS.get(a.dim)), a.dim
     if backbone is not None:
         model = ModelConfig(name=backbone)
@@ -233,22 +223,18 @@ def lines(
     epoch, readers, size = len(images) / speed, worker_count(config.data.workers), config.views.size
     with torch.device("meta"):
         backbone = build_backbone(config.model, size, student=False)
+    start = config.model.init or "scratch"
     table = [
         ("images", f"{len(images):,}", f"about {median_size(images)} pixels; processes that read: {readers}"),
         ("machine", device, f"{os.cpu_count()} cores, {_bytes(free)} of memory free"),
-        (
-            "model",
-            f"{config.model.name} at {size} pixels",
-            f"{config.method}, from {config.model.init or 'scratch'}",
-        ),
+        ("model", f"{config.model.name} at {size} pixels", f"{config.method}, from {start}"),
         ("batch", str(config.batch_size), f"{at_once} at once, which takes about {_bytes(at_once_bytes)}"),
         ("speed", f"{speed:,.3g} images/s", f"measured; {duration(epoch)} an epoch"),
         ("epochs", str(config.epochs), f"{duration(config.epochs * epoch)} in all"),
     ]
     keep, encoders = config.save.keep, snapshot_count(config)
-    one, history = bytes_on_disk(footprint.checkpoint_bytes, backbone.dim)
-    options = memory_options(config)
-    if options is not None:
+    kept_lists: tuple[int, ...] = ()  # what a checkpoint needs of the memory
+    if (options := memory_options(config)) is not None:
         on_cpu, window, k = torch.device(device).type == "cpu", options["window"], options["k"]
         cache = config.neighbors.cache
         dtype = cache if cache != "auto" else "float32" if on_cpu else "float16"
@@ -261,8 +247,8 @@ def lines(
             drawn = f"partners are drawn from epoch {first} on"
             words += f"; {drawn if first <= config.epochs else 'too few epochs for partners'}"
         table.append(("neighbours", f"w = {window}, K = {k}", words))
-        memory, lists = plan.checkpoint_bytes, plan.epoch_bytes
-        one, history = bytes_on_disk(footprint.checkpoint_bytes, backbone.dim, memory, lists, window, keep)
+        kept_lists = (plan.checkpoint_bytes, plan.epoch_bytes, window, keep)
+    one, history = bytes_on_disk(footprint.checkpoint_bytes, backbone.dim, *kept_lists)
     disk = keep * one + history + encoders * encoder_bytes(backbone)
     kept = f"{keep} checkpoints" + (f", {encoders} encoders" if encoders else "")
     return [*table, ("disk", f"about {_bytes(disk)}", kept)]
@@ -297,13 +283,11 @@ WEIGHTS = {"cpu": "tf_efficientnet_lite0.in1k", "gpu": "vit_small_patch16_224.di
 
 
 class Setting(NamedTuple):
-    """A model with its method and image size. Fewer epochs than `epochs` are not worth having; fewer than `least` are
-    refused, since no window of lists would be full in time."""
+    """A model with its method and image size. Fewer epochs than `epochs` are not worth having."""
 
     name: str
     epochs: int
     config: Config
-    least: int = 4
 
 
 class Proposal(NamedTuple):
@@ -330,8 +314,6 @@ def propose(
 
     Args:
         source: the images, as after `--data`.
-        hours: how long the run may take.
-        device: as in a configuration.
         init: weights to go on from, as after `--model.init`; "" for none, None for those that timm can get.
         exclude: a file of verdicts, whose rejected images are left out.
         change: puts the options that somebody typed into each setting that is tried.
@@ -353,14 +335,14 @@ def propose(
         if ranks.world > 1:
             raise UserError("`photos` looks and measures in one process. Use another recipe under torchrun.")
         on, free = ranks.device, free_bytes(ranks.device)
-        chosen: tuple[Setting, Config, int, Speed, int, int] | None = None
+        chosen: tuple[Config, int, Speed, int, int] | None = None
         for setting in [continued(init)] if init else from_scratch():
             plain = _fitted(setting.config, source, count, str(on))
             config = change(plain)
             flops = Footprint.count(config, device=on).flops_per_image
             if chosen is not None and on.type == "cpu":
                 # The arithmetic would have to be three times as fast as that of the smaller one: not even timed.
-                _, _, smaller_flops, smaller, _, _ = chosen
+                _, smaller_flops, smaller, _, _ = chosen
                 if seconds * 3 * smaller_flops / flops / smaller.busy / count < setting.epochs:
                     say(f"{setting.name} would take too long, by its arithmetic.")
                     break
@@ -376,18 +358,19 @@ def propose(
             epochs = min(_MOST_EPOCHS, int(seconds * speed.images_per_second / count))
             say(f"{setting.name}: {speed.images_per_second:,.3g} images/s, {epochs} epochs in {hours:g} h.")
             if chosen is None or epochs >= setting.epochs:
-                chosen = setting, plain, flops, speed, epochs, at_once
+                chosen = plain, flops, speed, epochs, at_once
             if epochs < setting.epochs:
                 break
     assert chosen is not None
-    setting, plain, _, speed, epochs, at_once = chosen
+    plain, _, speed, epochs, at_once = chosen
     per_second = speed.images_per_second
-    if epochs < setting.least:
-        needed = math.ceil(100 * setting.least * count / (3600 * _SPARE * per_second)) / 100
+    least = 2 if init else 4  # with fewer, no window of lists would be full in time
+    if epochs < least:
+        needed = math.ceil(100 * least * count / (3600 * _SPARE * per_second)) / 100
         as_they_are = f"; or use the weights as they are: adasim explore --backbone {init} --data {source}"
         raise UserError(
             f"{count:,} images at {per_second:,.3g} images/s take {duration(count / per_second)} an epoch; "
-            f"{setting.least}, the least, are too long for {hours:g} h. Give --hours {needed:g} or more, a smaller "
+            f"{least}, the least, are too long for {hours:g} h. Give --hours {needed:g} or more, a smaller "
             f"--views.size, or fewer images{as_they_are if init else ''}."
         )
     config = change(for_epochs(plain, epochs))
@@ -404,7 +387,7 @@ def find_weights(device: str, say: Callable[[str], None]) -> str:
     licence = (described and described.license) or "not known"
     say(
         f"Weights to go on from: {name}, trained on ImageNet; {size / 1e6:.1f} million of them, "
-        f"{scaled(4 * size, 'B')}, licence {licence}. Others: --model.init; none: --from-scratch."
+        f"{_bytes(4 * size)}, licence {licence}. Others: --model.init; none: --from-scratch."
     )
     try:
         read_weights(name)
@@ -441,10 +424,10 @@ def continued(init: str) -> Setting:
         model=ModelConfig(drop_path=0.0),
         settings=DinoSettings(out_dim=4096, hidden_dim=1024, norm_last_layer=True, **_TEACHER),
         neighbors=NeighborsConfig(tau=0.1, window=2, k=5),
-        optim=OptimConfig(name="adamw", lr=2e-3, min_lr=1e-6, warmup_epochs=1, clip_grad=3.0, **_decay(0.04)),
+        optim=OptimConfig(lr=2e-3, min_lr=1e-6, warmup_epochs=1, weight_decay_end=0.04, clip_grad=3.0),
     )
     # The encoder's rate is half of one that is low already.
-    return Setting(weights.model.name, 2, from_weights(config, init, weights, encoder_lr=0.5), least=2)
+    return Setting(weights.model.name, 2, from_weights(config, init, weights, encoder_lr=0.5))
 
 
 def from_scratch() -> list[Setting]:
@@ -456,7 +439,7 @@ def from_scratch() -> list[Setting]:
         model=ModelConfig(name="vit_small", patch_size=16, drop_path=0.1),
         settings=DinoSettings(out_dim=8192, **_TEACHER),
         neighbors=NeighborsConfig(tau=0.2, window=10, k=3),
-        optim=OptimConfig(name="adamw", lr=5e-4, min_lr=1e-6, warmup_epochs=10, clip_grad=3.0),
+        optim=OptimConfig(lr=5e-4, min_lr=1e-6, warmup_epochs=10, clip_grad=3.0),
     )
     return [
         Setting("a ResNet of four blocks at 32 pixels", 40, _resnet("resnet_tiny", 32, 0.2)),
@@ -479,18 +462,12 @@ def _resnet(name: str, size: int, lr: float) -> Config:
         model=ModelConfig(name=name, drop_path=0.0),
         settings=SimSiamSettings(proj_dim=512, pred_dim=128, fix_pred_lr=True),
         neighbors=NeighborsConfig(tau=0.2, window=10, k=5),
-        optim=OptimConfig(name="sgd", lr=lr, min_lr=0.0, warmup_epochs=5, decay_all=True, **_decay(5e-4)),
+        optim=sgd(lr=lr, weight_decay=5e-4, min_lr=0.0, warmup_epochs=5, decay_all=True),
     )
-
-
-def _decay(constant: float) -> dict[str, Any]:
-    return {"weight_decay": constant, "weight_decay_end": constant}
 
 
 def _photos(method: str, *, views: dict[str, Any], **settings: Any) -> Config:
     """What all proposals have in common."""
-    views = METHODS[method].VIEWS | views
-    save = SaveConfig(log_every=10)
-    return Config(
-        recipe="photos", method=method, precision="bf16", views=ViewsConfig(**views), save=save, **settings
-    )
+    settings["views"] = ViewsConfig(**METHODS[method].VIEWS | views)
+    settings["save"] = SaveConfig(log_every=10)
+    return Config(recipe="photos", method=method, precision="bf16", **settings)
