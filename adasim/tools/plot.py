@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -36,50 +37,44 @@ class Panel:
     """One pair of axes."""
 
     title: str
-    lines: dict[str, tuple[str, ...]]
-    """{label: metrics}: of the metrics in metrics.jsonl, the first that a run has is drawn."""
+    lines: dict[str, str]
+    """{label: metric in metrics.jsonl}"""
     kind: Literal["", "shares", "percent", "from zero", "relative"] = ""
     """shares: of 1, drawn in percent. from zero: 0 is in sight, where its distance matters more than differences.
     relative: each line is divided by its largest value, which its label tells; schedules share no unit."""
 
 
-def _shares(title: str, **lines: str) -> Panel:
-    return Panel(title, {label: (metric,) for metric, label in lines.items()}, "shares")
-
-
-_SNAPSHOTS = "snapshot_knn"  # from results.jsonl: of `adasim eval knn RUN --all-snapshots`
 PANELS: dict[str, Panel] = {
-    "loss": Panel("Loss (mean of each epoch)", {"": ("epoch_loss", "loss")}),
+    "loss": Panel("Loss (mean of each epoch)", {"": "epoch_loss"}),
     "schedules": Panel(
         "Optimiser's schedules (relative)",
-        {"learning rate": ("lr",), "weight decay": ("weight_decay",)},
+        {"learning rate": "lr", "weight decay": "weight_decay"},
         "relative",
     ),
     "teacher-schedules": Panel(
         "Teacher's schedules (relative)",
-        {"temperature": ("teacher_temp",), "1 - momentum": ("1 - teacher_momentum",)},
+        {"temperature": "teacher_temp", "1 - momentum": "1 - teacher_momentum"},
         "relative",
     ),
-    "bootstrap": _shares("Bootstrapping ratio (% of pairs)", bootstrap_ratio=""),
-    "nn": _shares(
+    "bootstrap": Panel("Bootstrapping ratio (% of pairs)", {"": "bootstrap_ratio"}, "shares"),
+    "nn": Panel(
         "Nearest neighbour of the same class (%)",
-        partner_accuracy="partner j* (often itself)",
-        nn_accuracy_top1="this epoch's list",
+        {"partner j* (often itself)": "partner_accuracy", "this epoch's list": "nn_accuracy_top1"},
+        "shares",
     ),
-    "second-nn": _shares(
+    "second-nn": Panel(
         "Second neighbour of the same class (%)",
-        other_neighbour_accuracy="p_win without j* and the image",
-        nn_accuracy_top2="this epoch's list",
+        {
+            "p_win without j* and the image": "other_neighbour_accuracy",
+            "this epoch's list": "nn_accuracy_top2",
+        },
+        "shares",
     ),
-    "self-match": _shares("Nearest is the image itself (%)", nn_self_top1=""),
-    "knn": Panel("k-NN accuracy (%)", {"": ("knn_top1", _SNAPSHOTS)}, "percent"),
-    "teacher-entropy": _shares("Teacher entropy (% of maximum)", epoch_teacher_entropy_share=""),
-    "spread": Panel(
-        "Feature spread (1: fills the sphere)",
-        {"": ("epoch_feature_spread", "feature_spread")},
-        "from zero",
-    ),
-    "rankme": Panel("RankMe (directions in use)", {"": ("epoch_rankme",)}, "from zero"),
+    "self-match": Panel("Nearest is the image itself (%)", {"": "nn_self_top1"}, "shares"),
+    "knn": Panel("k-NN accuracy (%)", {"": "knn_top1"}, "percent"),
+    "teacher-entropy": Panel("Teacher entropy (% of maximum)", {"": "epoch_teacher_entropy_share"}, "shares"),
+    "spread": Panel("Feature spread (1: fills the sphere)", {"": "epoch_feature_spread"}, "from zero"),
+    "rankme": Panel("RankMe (directions in use)", {"": "epoch_rankme"}, "from zero"),
 }
 """By the names that `--curves` takes, in the order in which they are drawn."""
 
@@ -149,7 +144,7 @@ def _panel(name: str, runs: Sequence[RunCurves]) -> Panel:
     if name not in PANELS and name not in logged:
         hint = suggest(name, [*PANELS, *sorted(logged - PANELS.keys())])
         raise UserError(f"--curves {name}: these runs have logged nothing of that name. {hint}")
-    return PANELS.get(name) or Panel(name.replace("_", " "), {"": (name,)})
+    return PANELS.get(name) or Panel(name.replace("_", " "), {"": name})
 
 
 def _paths(runs: Iterable[RunCurves]) -> str:
@@ -160,15 +155,11 @@ def _write(figure: Any, file: Path) -> None:
     """One file, whole or not at all; the same bytes for the same curves."""
     from matplotlib import rc_context
 
-    kind = file.suffix.lower()[1:]
-    marks: dict[str, dict[str, Any]] = {
-        "png": {"Software": FIGURE_MARK},
-        "svg": {"Creator": FIGURE_MARK, "Date": None},
-        "pdf": {"Creator": FIGURE_MARK, "CreationDate": None},
-    }
-    buffer = io.BytesIO()
+    kind, buffer = file.suffix.lower()[1:], io.BytesIO()
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    mark = {"Software" if kind == "png" else "Creator": FIGURE_MARK, **dated}
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": FIGURE_MARK}), without_font_warnings():
-        figure.savefig(buffer, format=kind, dpi=DPI, metadata=marks[kind])
+        figure.savefig(buffer, format=kind, dpi=DPI, metadata=mark)
     with write_errors(file):
         atomic_write(file, buffer.getvalue())
 
@@ -203,23 +194,16 @@ class RunCurves:
         names = {name for line in self.run.metrics for name, value in line.items() if _is_number(value)}
         return names - {"step", "epoch"}
 
-    def curve(self, metrics: Sequence[str], in_percent: bool = False) -> Curve:
-        """The points of the first of these metrics that has any; what is no number (an infinite loss) is left out."""
-        for name in metrics:
-            if name == _SNAPSHOTS:
-                points = self._snapshots()
-            else:
-                logged = self.run.curve(name.removeprefix("1 - ")).items() if self._steps else ()
-                points = {round(s / self._steps, 6): y for s, y in logged if _is_number(s) and _is_number(y)}
-            if points:
-                scale, start = (100, 0) if in_percent else (-1, 1) if name.startswith("1 - ") else (1, 0)
-                return {x: start + scale * y for x, y in sorted(points.items())}
-        return {}
-
-    def _snapshots(self) -> Curve:
-        """k-NN accuracy of the run's snapshots, as measured last: on the same images with the same setting."""
-        measured = [one for one in self.run.results if one.protocol == "knn" and "epoch" in one.model]
-        return {one.model["epoch"]: one.value for one in measured if one.column == measured[-1].column}
+    def curve(self, metric: str, in_percent: bool = False) -> Curve:
+        """The points of a metric; what is no number (an infinite loss) is left out."""
+        logged = self.run.curve(metric.removeprefix("1 - ")).items()
+        points = {round(s / self._steps, 6): y for s, y in logged if _is_number(s) and _is_number(y)}
+        if metric == "knn_top1" and not points:
+            # Of the run's snapshots, as measured last: on the same images with the same setting.
+            measured = [one for one in self.run.results if one.protocol == "knn" and "epoch" in one.model]
+            points = {one.model["epoch"]: one.value for one in measured if one.column == measured[-1].column}
+        scale, start = (100, 0) if in_percent else (-1, 1) if metric.startswith("1 - ") else (1, 0)
+        return {x: start + scale * y for x, y in sorted(points.items())}
 
 
 def _is_number(value: Any) -> bool:
@@ -299,12 +283,10 @@ def group(runs: Sequence[RunCurves]) -> tuple[list[Group], list[str]]:
     for label, (_, places) in zip(words, grouped, strict=True):
         seeds = {runs[i].run.config.seed for i in places}
         groups += [(label, places)] if len(seeds) == len(places) else [(label, [i]) for i in places]
-    taken = [label for label, _ in groups]
+    taken = Counter(label for label, _ in groups)
+    unique = [_joined(label, names[places[0]] if taken[label] > 1 else "") for label, places in groups]
     return [
-        Group(
-            label if taken.count(label) == 1 else _joined(label, names[places[0]]), [runs[i] for i in places]
-        )
-        for label, places in groups
+        Group(label, [runs[i] for i in places]) for label, (_, places) in zip(unique, groups, strict=True)
     ], unsaid
 
 
@@ -314,12 +296,11 @@ def labels(settings: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
     def kinds(names: Sequence[str]) -> int:
         return len({json.dumps([one.get(name, "absent") for name in names]) for one in settings})
 
-    order = list(_WORDS)
-    known = {name for one in settings for name in one}
-    differing = sorted(
-        (name for name in known if len({json.dumps(one[name]) for one in settings if name in one}) > 1),
-        key=lambda name: (order.index(name) if name in order else len(order), name),
+    order = {name: place for place, name in enumerate(_WORDS)}
+    known = sorted(
+        {name for one in settings for name in one}, key=lambda one: (order.get(one, len(order)), one)
     )
+    differing = [n for n in known if len({json.dumps(one[n]) for one in settings if n in one}) > 1]
     chosen: list[str] = []
     for name in differing:
         if kinds([*chosen, name]) > kinds(chosen):  # it tells apart what those before do not
@@ -390,45 +371,44 @@ def draw(
     return figure
 
 
-def _lines(groups: Sequence[Group], panel: Panel, constant: bool) -> list[tuple[int, int, Band]]:
-    """Number, group and values of each line that has any."""
+def _lines(groups: Sequence[Group], panel: Panel, constant: bool) -> list[tuple[str, Any, dict[int, Band]]]:
+    """Label, style and, by group, values of each line that has any."""
     lines = []
-    for number, metrics in enumerate(panel.lines.values()):
-        bands = [band([run.curve(metrics, panel.kind == "shares") for run in group.runs]) for group in groups]
-        if constant or panel.kind != "relative" or len({y for one in bands for y in one.values()}) > 1:
-            lines += [(number, place, one) for place, one in enumerate(bands) if one.values()]
+    for (label, metric), style in zip(panel.lines.items(), STYLES, strict=False):
+        curves = [[run.curve(metric, panel.kind == "shares") for run in group.runs] for group in groups]
+        bands = {number: one for number, one in enumerate(map(band, curves)) if one.values()}
+        different = {y for one in bands.values() for y in one.values()}
+        if different and (constant or panel.kind != "relative" or len(different) > 1):
+            lines.append((label, style, bands))
     return lines
 
 
-def _draw_panel(axes: Any, panel: Panel, lines: Sequence[tuple[int, int, Band]], groups: int) -> None:
+def _draw_panel(axes: Any, panel: Panel, lines: list[tuple[str, Any, dict[int, Band]]], groups: int) -> None:
     from matplotlib.lines import Line2D
 
     handles = []
-    for number, label in enumerate(panel.lines):
-        own = [(group, band) for other, group, band in lines if other == number]
-        if not own:
-            continue
-        peak = max(y for _, band in own for y in band.values()) if panel.kind == "relative" else 1.0
-        unit, style = peak if peak > 0 else 1.0, STYLES[number % len(STYLES)]
-        label += f" (1 = {peak:.3g})" if panel.kind == "relative" else ""
+    for label, style, bands in lines:
+        unit = 1.0
+        if panel.kind == "relative":
+            peak = max(y for band in bands.values() for y in band.values())
+            unit, label = peak if peak > 0 else 1.0, f"{label} (1 = {peak:.3g})"
         handles.append(Line2D([], [], color=INK, linestyle=style, label=label))
-        for group, band in own:
+        for group, band in bands.items():
             colour, marker = _look(group)
             few = len(band.epochs) <= 12
             every = 1 if few else len(band.epochs) // 5
             mean, low, high = ([y / unit for y in part] for part in (band.mean, band.low, band.high))
+            look = {"color": colour, "linestyle": style}
             if low != high:
                 axes.fill_between(band.epochs, low, high, color=colour, alpha=0.18, linewidth=0)
             if band.epochs:  # of many points some are marked, at other places for each of several groups
-                marks = {
-                    "marker": marker if few or groups > 1 else "",
-                    "markevery": (every * group // groups, every),
-                }
-                axes.plot(band.epochs, mean, color=colour, linestyle=style, **marks)
+                marked, places = marker if few or groups > 1 else "", (every * group // groups, every)
+                axes.plot(band.epochs, mean, marker=marked, markevery=places, **look)
             for curve in band.rest:
-                x, y = list(curve), [y / unit for y in curve.values()]
-                alone = marker if len(x) == 1 else ""
-                axes.plot(x, y, color=colour, linestyle=style, linewidth=1.2, marker=alone)
+                alone = marker if len(curve) == 1 else ""
+                axes.plot(
+                    list(curve), [y / unit for y in curve.values()], linewidth=1.2, marker=alone, **look
+                )
     _limit(axes, panel)
     if len(panel.lines) > 1:
         where = "upper right" if panel.kind == "relative" else "best"

@@ -271,7 +271,7 @@ def test_names_of_folders_are_text_and_nothing_else(make: Make, tmp_path: Path) 
 def test_as_many_settings_as_fit_leave_room_for_the_curves_and_more_are_refused(
     make: Make, tmp_path: Path
 ) -> None:
-    whole = {name: [1, 2] for panel in PANELS.values() for names in panel.lines.values() for name in names}
+    whole = {name: [1, 2] for panel in PANELS.values() for name in panel.lines.values()}
     runs = [make("x" * 99 + str(i), {"epoch_loss": [1, 2]} if i else whole) for i in range(MOST_LINES + 1)]
     with pytest.raises(UserError, match="25 different settings, and a figure has room for 24"):
         adasim.plot(runs, tmp_path / "all.svg")
