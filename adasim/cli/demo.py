@@ -69,6 +69,10 @@ def main(arguments: Sequence[str]) -> None:
     show_gain(out, console)
     ratio = load_run(out).metrics[-1]["bootstrap_ratio"]
     terminal.say(f"Bootstrapping ratio: {ratio:.0%} of the last epoch's pairs joined two different images.")
+
+    def quiet(sentence: str) -> None:
+        """The page and the gallery have nothing to say about generated images."""
+
     supports = supports_of_run(out, quiet)
     picked = pick(supports, "random", 6, asked.seed)
     picture = render(supports, rows_of(supports, picked.ids), picked, show=10, format="png")
@@ -86,7 +90,3 @@ def tell_if_busy(load: float, cores: int) -> None:
         terminal.say(
             f"Other processes use {load:.1f} of this machine's {cores} cores: the demo will take longer than usual."
         )
-
-
-def quiet(sentence: str) -> None:
-    """The page and the gallery have nothing to say about generated images."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from adasim.cli.options import Neighbours, read_options
 from adasim.options import FOR_AN_ENCODER, refuse_unused
@@ -19,13 +18,15 @@ from adasim.util.errors import UserError
 from adasim.util.files import write_errors
 from adasim.util.terminal import say
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from adasim.explore.page import Exploration
-
-_EXPORTS = {"atlas": ".jsonl", "fiftyone": ".csv", "cleanlab": ".npz"}
-"""For which tools files are written, and how their names end."""
+_EXPORTS = {
+    "atlas": (".jsonl", "Embedding Atlas: embedding-atlas {} --x x --y y --neighbors neighbors"),
+    "fiftyone": (
+        ".csv",
+        "FiftyOne: fo.Dataset.from_dir(dataset_type=fo.types.CSVDataset, labels_path=...) (docs/explore.md)",
+    ),
+    "cleanlab": (".npz", "cleanlab: Datalab(...).find_issues(features=...) (docs/explore.md)"),
+}
+"""For which tools files are written, how their names end, and how they are used."""
 TABLES = ("duplicates", "wrong-labels", "surprising", "lonely")
 
 
@@ -61,14 +62,15 @@ def main(arguments: Sequence[str]) -> None:
         check_page(page, asked.overwrite)
     if asked.csv is not None:
         check_lists(asked.csv, TABLES, asked.overwrite)
-    for tool, ending in _EXPORTS.items():
-        path, option = getattr(asked, f"export_{tool}"), f"--export-{tool}"
-        if path is not None and path.suffix != ending:
-            raise UserError(f"{option} {path} must end in {ending}.")
-        if path is not None:
-            check_output(path, asked.overwrite, option)
+    exports = {tool: path for tool in _EXPORTS if (path := getattr(asked, f"export_{tool}")) is not None}
+    for tool, path in exports.items():
+        if path.suffix != _EXPORTS[tool][0]:
+            raise UserError(f"--export-{tool} {path} must end in {_EXPORTS[tool][0]}.")
+        check_output(path, asked.overwrite, f"--export-{tool}")
 
-    from adasim.explore.page import explore
+    from adasim.explore import exports as writers
+    from adasim.explore.lists import write_csv
+    from adasim.explore.page import explore, write_page
 
     opened = asked.open(say)
     explored = explore(opened, say)
@@ -80,35 +82,17 @@ def main(arguments: Sequence[str]) -> None:
     if "wrong-labels" in count:
         say(f"Suspected wrong labels: {count['wrong-labels']:,}.")
     say(f"Surprising images: {count['surprising']:,}. Lonely ones: {count['lonely']:,}.")
+    written: list[Path] = []
     with write_errors(page or asked.csv, "or choose another place"):
-        written = write(asked, page, explored, opened.features)
-    if asked.export_atlas is not None:
-        say(f"For Embedding Atlas: embedding-atlas {asked.export_atlas} --x x --y y --neighbors neighbors")
-    if asked.export_fiftyone is not None:
-        say(
-            "For FiftyOne: fo.Dataset.from_dir(dataset_type=fo.types.CSVDataset, labels_path=...) (docs/explore.md)"
-        )
-    if asked.export_cleanlab is not None:
-        say("For cleanlab: Datalab(...).find_issues(features=...) (docs/explore.md)")
+        if asked.csv is not None:
+            written += write_csv(asked.csv, explored.tables, TABLES)
+        for tool, path in exports.items():
+            more = (opened.features,) if tool == "cleanlab" else ()
+            getattr(writers, f"write_{tool}")(path, explored, *more)
+            written.append(path)
+        if page is not None:
+            written += write_page(page, explored)
+    for tool, path in exports.items():
+        say(f"For {_EXPORTS[tool][1].format(path)}")
     for path in written:
         say(f"  {path}")
-
-
-def write(asked: ExploreArguments, page: Path | None, explored: Exploration, features: Tensor) -> list[Path]:
-    """Everything that was asked for; returns what there is now."""
-    from adasim.explore.exports import write_atlas, write_cleanlab, write_fiftyone
-    from adasim.explore.lists import write_csv
-    from adasim.explore.page import write_page
-
-    written: list[Path] = []
-    if asked.csv is not None:
-        written += write_csv(asked.csv, explored.tables, TABLES)
-    if asked.export_atlas is not None:
-        write_atlas(asked.export_atlas, explored)
-    if asked.export_fiftyone is not None:
-        write_fiftyone(asked.export_fiftyone, explored)
-    if asked.export_cleanlab is not None:
-        write_cleanlab(asked.export_cleanlab, explored, features)
-    exported = (getattr(asked, f"export_{tool}") for tool in _EXPORTS)
-    written += [path for path in exported if path is not None]
-    return written + (write_page(page, explored) if page is not None else [])

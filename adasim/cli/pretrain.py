@@ -21,7 +21,7 @@ from adasim.cli.options import (
     read_arguments,
     show_help,
 )
-from adasim.config import Config
+from adasim.config import OWN_SETTINGS, Config
 from adasim.recipes import RECIPES, for_epochs, from_weights, get_recipe
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.folder import began_here, check_out, require_run, restarted
@@ -77,9 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     if "-h" in rest:
         return show_common_options(recipe, adapted(get_recipe(recipe), rest, announce))
     parsed = configured(recipe, rest, "pretrain")
-    if (
-        "RANK" not in os.environ and "SLURM_PROCID" not in os.environ
-    ):  # several processes refuse together, later
+    if not {"RANK", "SLURM_PROCID"} & os.environ.keys():  # several processes refuse together, later
         check_paths(parsed.config)
         if not began_here(parsed.out, restarted()):
             with suppress(OSError):  # which is told when the folder is made
@@ -192,14 +190,8 @@ def changes(before: Config, after: Config) -> str:
     for section, values in after.to_dict().items():
         for name, value in values.items() if isinstance(values, dict) else ():
             if value != known[section][name]:
-                shown = (
-                    ""
-                    if value is True
-                    else value
-                    if not isinstance(value, tuple)
-                    else " ".join(map(str, value))
-                )
-                words.append(f"--{section}.{name.replace('_', '-')} {shown}".rstrip())
+                given = () if value is True else value if isinstance(value, tuple) else (value,)
+                words += [f"--{section}.{name.replace('_', '-')}", *map(str, given)]
     return " ".join(words)
 
 
@@ -223,26 +215,21 @@ def parse(
     about: str | None = None,
 ) -> Any:
     """The arguments of a run as typed; `own` and `config` are the defaults."""
-    sections = {"settings": config.settings, "pair_settings": config.pair_settings}
-    sections = {name: section for name, section in sections.items() if section is not None}
+    sections = {name: value for name in OWN_SETTINGS if (value := getattr(config, name)) is not None}
     default = with_settings(kind, config)(**own, **sections, config=config)
     asked = read_arguments(type(default), arguments, command, default=default, description=about)
-    typed = {name: getattr(asked, name) for name in sections}
-    asked.config = replace(
-        asked.config, **{name: value for name, value in typed.items() if value is not None}
-    )
+    typed = {name: value for name in sections if (value := getattr(asked, name)) is not None}
+    asked.config = replace(asked.config, **typed)
     return asked
 
 
 def with_settings(kind: type[Any], config: Config) -> type[Any]:
     """The arguments with options for the settings of the method and of the pair policy, under their names."""
-    fields: list[Any] = []
-    for name, section, shown in (
-        ("settings", config.settings, config.method),
-        ("pair_settings", config.pair_settings, config.pairs),
-    ):
-        if section is not None:
-            fields.append((name, Annotated[type(section), tyro.conf.arg(name=shown)], field(default=None)))
+    fields: list[Any] = [
+        (name, Annotated[type(section), tyro.conf.arg(name=getattr(config, owner))], field(default=None))
+        for name, (owner, _) in OWN_SETTINGS.items()
+        if (section := getattr(config, name)) is not None
+    ]
     return make_dataclass(kind.__name__, fields, bases=(kind,), kw_only=True)
 
 
@@ -289,12 +276,8 @@ def show_common_options(recipe: str, config: Config) -> None:
 
 def show_recipes() -> None:
     """`adasim pretrain`: what there is."""
-    rows = [
-        (
-            "photos",
-            "For a folder of your own: goes on from trained weights, proposes a run that ends in time.",
-        )
-    ]
+    photos = "For a folder of your own: goes on from trained weights, proposes a run that ends in time."
+    rows = [("photos", photos)]
     rows += [(name, (recipe.__doc__ or "").splitlines()[0]) for name, recipe in RECIPES.items()]
     show_help(
         "adasim pretrain RECIPE --data SOURCE --out RUN [options]\nadasim pretrain --resume RUN",
