@@ -21,9 +21,8 @@ from adasim.cli.explore import ExploreArguments
 from adasim.cli.export import ExportArguments
 from adasim.cli.gallery import GalleryArguments
 from adasim.cli.options import option_types
-from adasim.cli.photos import PhotosArguments
 from adasim.cli.plot import PlotArguments
-from adasim.cli.pretrain import PretrainArguments, with_settings
+from adasim.cli.pretrain import PhotosArguments, PretrainArguments, with_settings
 from adasim.cli.similar import SimilarArguments
 from adasim.config import Config
 from adasim.options import PlanArguments, with_options

@@ -14,8 +14,7 @@ from helpers import command, hub_cache, in_one_line, of_known_speed, refusal
 from PIL import Image
 
 from adasim.api import load_run
-from adasim.cli.photos import agreed
-from adasim.cli.pretrain import shortened
+from adasim.cli.pretrain import agreed, shortened
 from adasim.config import Config
 from adasim.data import ImageSet
 from adasim.dist.processes import Distributed
@@ -127,7 +126,7 @@ def test_a_job_that_slurm_starts_again_goes_on_with_its_run(
 ) -> None:
     """By the very same command: nothing is measured and proposed again."""
     resumed: list[list[str]] = []
-    monkeypatch.setattr("adasim.cli.photos.resume", resumed.append)
+    monkeypatch.setattr("adasim.cli.pretrain.resume", resumed.append)
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     RunFolder.create(tmp_path / "run", Config(), {}).close()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")

@@ -207,11 +207,13 @@ def similar(
         for place, score in zip(places.tolist(), scores.tolist(), strict=True)
         if place >= 0
     ]
-    if isinstance(image, str | Path):
-        ranked = [(i, score) for i, score in ranked if not _same_file(images.where(i), image)]
-    ids = [i for i, _ in ranked[:k]]
-    files = [file_name(images, i) for i in ids]
-    return Similar(files, [score for _, score in ranked[:k]], ids, query, images)
+    if isinstance(image, str | Path):  # not the image itself
+        files = ((i, score, images.where(i)) for i, score in ranked)
+        ranked = [
+            (i, s) for i, s, file in files if not (os.path.exists(file) and os.path.samefile(file, image))
+        ]
+    ids, best = [i for i, _ in ranked[:k]], [score for _, score in ranked[:k]]
+    return Similar([file_name(images, i) for i in ids], best, ids, query, images)
 
 
 def _read(image: str | Path | Image.Image) -> Tensor:
@@ -233,18 +235,13 @@ def _feature(extractor: Extractor, query: Tensor) -> Tensor:
     return feature
 
 
-def _same_file(one: str, other: str | Path) -> bool:
-    return os.path.exists(one) and os.path.samefile(one, other)
-
-
 def contact_sheet(path: Path, nearest: Similar, name: str) -> None:
     """Write a PNG, whole or not at all: the image asked for, by its name, and beside it the nearest ones."""
     query = sheet.Cell(nearest.query, "your image", shortened(name, 40), framed=True)
+    found = zip(nearest.ids, nearest.scores, nearest.files, strict=True)
     cells = [
         sheet.Cell((nearest.images, i), f"{place}.  {score:.3f}", shortened(file, 16))
-        for place, (i, score, file) in enumerate(
-            zip(nearest.ids, nearest.scores, nearest.files, strict=True), 1
-        )
+        for place, (i, score, file) in enumerate(found, 1)
     ]
     headings = ("", "place and cosine similarity")
     figure = sheet.draw([(query, cells)], "The most similar images", (), headings, enlarged=2.4, per_line=5)

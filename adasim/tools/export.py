@@ -89,18 +89,16 @@ def export(
                 raise
             except Exception as error:  # of whatever kind: other libraries meet a net they do not expect
                 reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-                raise UserError(
-                    f"{subject.name} cannot be exported to {to}: {reason} Choose another --to."
-                ) from error
+                sentence = f"{subject.name} cannot be exported to {to}: {reason} Choose another --to."
+                raise UserError(sentence) from error
             (temporary / "README.md").write_text(model_card(encoder, subject, to), encoding="utf-8")
             for path in (*temporary.iterdir(), temporary):
                 sync(path)
-            if folder.exists():  # what stood there goes only when the new folder is whole
-                os.rename(folder, old := temporary_name(folder))
-                os.rename(temporary, folder)
-                remove(old)
-            else:
-                os.rename(temporary, folder)
+            old = temporary_name(folder)  # what stood there goes only when the new folder is whole
+            if folder.exists():
+                os.rename(folder, old)
+            os.rename(temporary, folder)
+            remove(old)
             sync(folder.parent)
     finally:
         remove(temporary)
@@ -119,23 +117,16 @@ def _default_folder(encoder: Encoder, model: object, to: str) -> Path:
 
 
 class Subject:
-    """What is exported: a timm model on the CPU, in evaluation mode, and how timm would build it.
-
-    Attributes:
-        net, dim: the model, and the width of its features.
-        name, architecture: our name for it, and timm's.
-        arguments: for timm.create_model, without `num_classes`, which is 0.
-        stem: how the stem of a ResNet was changed; None if timm's arguments say everything.
-        timm_name: the name for timm.create_model.
-        metadata: the transform under timm's names, for a format's metadata.
-    """
+    """What is exported: a timm model on the CPU, in evaluation mode, and how timm would build it."""
 
     def __init__(self, backbone: Backbone, transform: EvalTransform) -> None:
         spec, self.transform = backbone.spec, transform
         self.net, self.dim = backbone.net.cpu().eval(), backbone.dim
-        self.name, self.architecture = str(spec["name"]), str(spec["timm"])
-        self.arguments: dict[str, Any] = dict(spec.get("kwargs", {}))
-        self.arguments.pop("num_classes", None)
+        self.name, self.architecture = str(spec["name"]), str(spec["timm"])  # ours and timm's
+        self.arguments: dict[str, Any] = dict(spec.get("kwargs", {}))  # for timm.create_model
+        self.arguments.pop("num_classes", None)  # which is 0
+        self.channels = self.arguments.get("in_chans", 3)
+        # How the stem of a ResNet was changed; None if timm's arguments say everything.
         self.stem: str | None = self.arguments.pop("stem", None)
         changed = f"adasim_{self.name}" + ("_3x3" if self.stem == "3x3" else "")
         self.timm_name = changed if self.stem else self.architecture
@@ -144,17 +135,19 @@ class Subject:
     def example(self, count: int = 2) -> Tensor:
         """Normalised pixels of no image in particular, always the same."""
         size, generator = self.transform.size, torch.Generator().manual_seed(0)
-        return torch.randn(count, self.arguments.get("in_chans", 3), size, size, generator=generator)
+        return torch.randn(count, self.channels, size, size, generator=generator)
 
     def code(self, file: str) -> str:
         """A Python file that builds this net with its stem."""
-        channels = self.arguments.get("in_chans", 3)
         stem = "net.maxpool = torch.nn.Identity()"
         if self.stem == "3x3":
-            stem += f"; net.conv1 = torch.nn.Conv2d({channels}, net.bn1.num_features, 3, 1, 1, bias=False)"
+            stem += (
+                f"; net.conv1 = torch.nn.Conv2d({self.channels}, net.bn1.num_features, 3, 1, 1, bias=False)"
+            )
         arguments = pformat(self.arguments, width=100, sort_dicts=False)
-        names = {"timm_name": self.timm_name, "architecture": self.architecture}
-        return filled(file, stem=stem, arguments=arguments, **names)
+        return filled(
+            file, stem=stem, arguments=arguments, timm_name=self.timm_name, architecture=self.architecture
+        )
 
     def write_weights(self, folder: Path, **more: Any) -> None:
         """The weights, and a config.json as timm writes it for the hub, with more in it."""
@@ -376,12 +369,8 @@ def _training(encoder: Encoder) -> str:
             f"with labels. Their licence holds for these weights, too."
         )
     done = max((line["epoch"] + 1 for line in read_metrics(run) if "epoch_loss" in line), default=0)
-    if encoder.epoch is not None:
-        sentences.append(f"As of epoch {encoder.epoch} of {epochs}.")
-    else:
-        sentences.append(
-            f"{epochs} epochs." if done >= epochs else f"{done} of {epochs} epochs are complete."
-        )
+    so_far = f"{epochs} epochs." if done >= epochs else f"{done} of {epochs} epochs are complete."
+    sentences.append(so_far if encoder.epoch is None else f"As of epoch {encoder.epoch} of {epochs}.")
     sentences.append(
         f"Batches of {config['batch_size']} images, views of {config['views']['size']} pixels, {optim['name']} with "
         f"a peak learning rate of {optim['lr']:g} per 256 images, random seed {config['seed']}."
@@ -407,9 +396,8 @@ def _figures(encoder: Encoder) -> str:
     lines = sorted(newest.values(), key=lambda result: column_order(result.protocol))
     text = "Nothing was measured of these weights yet; `adasim eval` does."
     if lines:
-        text = "Accuracies and IoU in percent, measured by `adasim eval`:\n\n" + "\n".join(
-            map(_figure, lines)
-        )
+        figures = "\n".join(map(_figure, lines))
+        text = f"Accuracies and IoU in percent, measured by `adasim eval`:\n\n{figures}"
     if older := len(results) - len(mine):
         text += f"\n\nFigures of the run that are of other weights, and left out here: {older}."
     return text

@@ -76,14 +76,15 @@ def check_export_folder(folder: Path, overwrite: bool) -> None:
     if not folder.is_dir() or folder.is_symlink():
         raise UserError(f"--out {folder} is not a folder. Choose one that does not exist yet.")
     names = {path.name for path in folder.iterdir()}
+    if not names:
+        return
     ours = "README.md" in names and "`adasim export`" in (folder / "README.md").read_text(errors="replace")
-    strange = sorted(names - _EXPORT_FILES) or sorted(names)
-    if names and (names - _EXPORT_FILES or not ours):
+    if not ours or names - _EXPORT_FILES:
+        strange = min(names - _EXPORT_FILES or names)
         raise UserError(
-            f"{folder} is not an export alone (it holds {strange[0]}), and is not replaced. Choose another --out."
+            f"{folder} is not an export alone (it holds {strange}), and is not replaced. Choose another --out."
         )
-    if names:
-        _check_free(folder, overwrite)
+    _check_free(folder, overwrite)
 
 
 def check_figure(runs: Sequence[Path], out: Path | None) -> list[Path]:
