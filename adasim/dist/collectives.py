@@ -150,42 +150,30 @@ def synchronize(network: nn.Module, device: torch.device) -> nn.Module:
         from timm.layers import convert_sync_batchnorm
 
         return convert_sync_batchnorm(network)
-    return _replace_layers(network, _BatchNorm, SyncedBatchNorm.like)
+    for layer in network.modules():
+        if isinstance(layer, _BatchNorm) and layer.training:
+            if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d):
+                raise UserError(
+                    f"{type(layer).__name__} has no form for several processes on CPUs. Use one process, GPUs, or "
+                    f"another --model.name."
+                )
+            layer.__class__ = SyncedBatchNorm  # with the very parameters and buffers that it has
+    return network
 
 
 def share_drop_path(network: nn.Module, part: Part) -> nn.Module:
     """The same network with stochastic depth drawn for the whole batch. `part` is looked at in every forward pass."""
     from timm.layers import DropPath
 
-    return _replace_layers(network, DropPath, lambda layer: SharedDropPath(layer.drop_prob, part))
-
-
-def _replace_layers(
-    network: nn.Module, kind: type[nn.Module], replaced: Callable[[Any], nn.Module]
-) -> nn.Module:
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, kind) and layer.training:
-                setattr(parent, name, replaced(layer))
+            if isinstance(layer, DropPath) and layer.training:
+                setattr(parent, name, SharedDropPath(layer.drop_prob, part))
     return network
 
 
 class SyncedBatchNorm(_BatchNorm):
     """Batch norm whose mean and variance are those of all ranks' images, forwards and backwards."""
-
-    @classmethod
-    def like(cls, layer: _BatchNorm) -> SyncedBatchNorm:
-        """With the very parameters and buffers of `layer`."""
-        if type(layer) not in (nn.BatchNorm1d, nn.BatchNorm2d):
-            raise UserError(
-                f"{type(layer).__name__} has no form for several processes on CPUs. Use one process, GPUs, or "
-                f"another --model.name."
-            )
-        synced = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
-        synced.weight, synced.bias = layer.weight, layer.bias
-        synced.running_mean, synced.running_var = layer.running_mean, layer.running_var
-        synced.num_batches_tracked = layer.num_batches_tracked
-        return synced.train(layer.training)
 
     def _check_input_dim(self, input: Tensor) -> None:
         pass  # (B, C, ...)

@@ -75,11 +75,6 @@ def working_precision(precision: str, device: torch.device) -> str:
     return precision
 
 
-def build_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """The loss scaler of fp16, whose small gradients would vanish without; idle for other precisions."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-
-
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The forward pass in a `working_precision`. Not every kind of device knows autocast; all know fp32."""
     if precision in ("fp32", "tf32"):

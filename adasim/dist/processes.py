@@ -64,9 +64,8 @@ class Place:
         # A batch script has SLURM_NTASKS too, but is one process: only srun sets the step's id.
         if "SLURM_STEP_ID" not in env or "SLURM_PROCID" not in env:
             return cls()
-        world = _number(
-            env, "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS", "1"
-        )
+        tasks = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+        world = _number(env, tasks, "1")
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "localhost")
         host = env.get("MASTER_ADDR") or first_host(nodes)
         # Steps of one job may run side by side on one node.
@@ -83,10 +82,8 @@ class Distributed:
     rank: int
     world: int
     device: torch.device
-    started: bool = False
-    """Whether `start` made the process group, so that `close` may end it."""
     store: dist.Store | None = None
-    """Where `start` met the others."""
+    """Where `start` met the others; None if it did not make the process group, and must not end it."""
 
     @classmethod
     def start(cls, device: str = "auto", timeout: timedelta = _TIMEOUT) -> Distributed:
@@ -99,22 +96,21 @@ class Distributed:
             torch.accelerator.set_device_index(where.index)
         if place.world == 1:
             return cls(0, 1, where)
+        rank, world = place.rank, place.world
         try:
-            store, rank, world = next(
-                dist.rendezvous(place.address or "env://", place.rank, place.world, timeout=timeout)
-            )
+            store, *_ = next(dist.rendezvous(place.address or "env://", rank, world, timeout=timeout))
         except (dist.DistError, RuntimeError, OSError, ValueError) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)[:150]
             problem = UserError(
-                f"Process {place.rank} of {place.world} cannot meet the others ({reason}). Start with torchrun; or "
-                f"check MASTER_ADDR, and set MASTER_PORT to a port that is free."
+                f"Process {rank} of {world} cannot meet the others ({reason}). Start with torchrun; or check "
+                f"MASTER_ADDR, and set MASTER_PORT to a port that is free."
             )
-            if place.rank:  # the first one's is printed anyway
+            if rank:  # the first one's is printed anyway
                 terminal.complain(problem)
             raise problem from error
         store = meet(store, rank, world, timeout)
         with ExitStack() as stack:  # which lets it tell of errors
-            ranks = stack.enter_context(cls(rank, world, where, started=True, store=store))
+            ranks = stack.enter_context(cls(rank, world, where, store))
             claim_device(store, where)
             backend = dist.get_default_backend_for_device(where)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
@@ -126,7 +122,7 @@ class Distributed:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or self.world == 1 or getattr(error, "shared", False):
-            if self.started and dist.is_initialized():
+            if self.store is not None and dist.is_initialized():
                 dist.destroy_process_group()
             return
         # This process alone failed: the first cannot report it, and closing the group would wait for the others.
@@ -139,19 +135,20 @@ class Distributed:
             if not self.is_main:  # whose errors the command line shows
                 terminal.complain(lost)
             raise lost from error
-        if isinstance(error, UserError) and not self._first_says(error) and not self.is_main:
+        if isinstance(error, UserError) and not self._first_says(str(error)) and not self.is_main:
             terminal.complain(error)
 
-    def _first_says(self, error: UserError) -> bool:
+    def _first_says(self, error: str) -> bool:
         """Whether the first process has met the same error, and says so: what all look at is wrong for all."""
-        if self.store is None:
-            return False
+        deadline = time.monotonic() + _FIRST_SECONDS
         with suppress(dist.DistError, RuntimeError):  # it is gone
-            self.store.set(f"error of {self.rank}", str(error))
-            deadline = time.monotonic() + _FIRST_SECONDS
-            while time.monotonic() < deadline:  # `Store.wait` would print a warning in the end
+            while (
+                self.store is not None and time.monotonic() < deadline
+            ):  # `Store.wait` would warn in the end
+                if self.is_main:
+                    self.store.set("error of 0", error)
                 if self.store.check(["error of 0"]):
-                    return self.store.get("error of 0").decode() == str(error)
+                    return self.store.get("error of 0").decode() == error
                 time.sleep(0.05)
         return False
 
@@ -241,9 +238,9 @@ class Distributed:
         """The first rank's thing, on all of them; it may be large."""
         if self.world == 1:
             return thing
-        things = [thing if self.is_main else None]
+        things: list[Any] = [thing]
         dist.broadcast_object_list(things, src=0)
-        return things[0]  # type: ignore[return-value]
+        return things[0]
 
     def run_with_heartbeat(self, work: Callable[[], T] | None) -> T | None:
         """Do this rank's work, if it has any, and wait for the others, however long they take.
@@ -262,13 +259,13 @@ class Distributed:
             except BaseException as error:
                 done.set_exception(error)
 
-        # An interrupt leaves it behind.
-        thread = threading.Thread(target=run, name="adasim-work", daemon=True)
+        thread = threading.Thread(
+            target=run, name="adasim-work", daemon=True
+        )  # an interrupt leaves it behind
         thread.start()
-        busy = True
-        while busy:
+        thread.join(_ASK_SECONDS)
+        while self.all_any(thread.is_alive()):
             thread.join(_ASK_SECONDS)
-            busy = self.all_any(thread.is_alive())
         with self.raise_on_all():
             return done.result()
 
@@ -285,27 +282,24 @@ class Distributed:
                         )
 
     @contextmanager
-    def raise_on_all(self, kind: type[Exception] = UserError) -> Iterator[None]:
-        """If the block raises an error of that kind on one rank, it is raised on all. No collectives inside."""
+    def raise_on_all(self) -> Iterator[None]:
+        """If the block raises a `UserError` on one rank, it is raised on all. No collectives inside."""
         error = None
         try:
             yield
-        except kind as mine:
+        except UserError as mine:
             error = mine
         for one in self.gather(error):
             if one is not None:
-                if isinstance(one, UserError):
-                    one.shared = True
+                one.shared = True
                 raise one
 
 
 def _number(env: Mapping[str, str], name: str, default: str = "0") -> int:
     value = env.get(name, default)
-    if not value.isdecimal():
-        raise UserError(
-            f"The environment has {name}={value}, which is not a whole number. Correct or unset it."
-        )
-    return int(value)
+    if value.isdecimal():
+        return int(value)
+    raise UserError(f"The environment has {name}={value}, which is not a whole number. Correct or unset it.")
 
 
 ALONE = Distributed(0, 1, torch.device("cpu"))

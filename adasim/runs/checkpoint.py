@@ -17,7 +17,6 @@ the other ranks of its run, which call every method together with it and fail to
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -36,8 +35,9 @@ from torch.optim import Optimizer
 
 from adasim import __version__
 from adasim.dist.processes import ALONE, Distributed
+from adasim.runs.folder import checksum
 from adasim.util.errors import UserError
-from adasim.util.files import atomic_write, remove, remove_leftovers, sha256_file, sync, temporary_name
+from adasim.util.files import atomic_write, remove, sha256_file, sync, temporary_name
 
 T = TypeVar("T")
 FORMAT = 3
@@ -76,7 +76,6 @@ class Checkpoint:
     step: int
     info: dict[str, Any]
     """What `save` was given, after a trip through JSON (tuples became lists)."""
-    groups: tuple[str, ...]
     history: tuple[str, ...]
     """Names of the history files, in the order that `save` was given."""
     lost: dict[str, str] = field(default_factory=dict)
@@ -125,15 +124,14 @@ class CheckpointStore:
         Raises:
             SaveFailed: nothing was kept of this checkpoint and nothing before it was touched.
         """
-        what, names = f"the checkpoint of step {step}", None
+        what, folder, final = f"the checkpoint of step {step}", Path(), Path()
         with self.saving(what):
             if self.ranks.is_main:
-                remove_leftovers(self.checkpoints)
                 revisions = [revision for s, revision in map(_order, self.newest_first()) if s == step]
                 final = self.checkpoints / f"step-{step:09d}{f'.{max(revisions) + 1}' if revisions else ''}"
-                names = temporary_name(final), final
-                names[0].mkdir()
-        folder, final = self.ranks.share(names)  # type: ignore[misc]
+                folder = temporary_name(final)
+                folder.mkdir()
+        folder, final = self.ranks.share((folder, final))
         try:
             entries = {}
             with self.saving(what):  # every rank writes its own files ...
@@ -164,14 +162,9 @@ class CheckpointStore:
         The name holds the content's hash. Writing the same epoch again (after a kill between this and the
         next checkpoint) gives the same name and no second file; `save` prunes files that no checkpoint names.
         """
-        what = f"the history of epoch {epoch}"
-        with self.saving(what):
-            if self.ranks.is_main:
-                remove_leftovers(self.history)
-        with self.saving(what):
-            folder = temporary_name(
-                self.history / f"epoch-{epoch:06d}"
-            )  # safetensors has temporary files, too
+        with self.saving(f"the history of epoch {epoch}"):
+            # A folder, since safetensors has temporary files, too.
+            folder = temporary_name(self.history / f"epoch-{epoch:06d}")
             folder.mkdir()
             try:
                 _write(folder / "new", tensors)
@@ -186,18 +179,18 @@ class CheckpointStore:
 
     def damaged(self, names: Iterable[str]) -> set[str]:
         """Those of the history files that are no longer what `write_history` wrote; the same answer on all ranks."""
-        damaged = {name for name in names if not self._is_intact(name)} if self.ranks.is_main else set()
-        return self.ranks.share(damaged)
 
-    def _is_intact(self, name: str) -> bool:
-        match = _EPOCH.fullmatch(name)
-        try:
-            return match is not None and self._hashes.of(self.history / name).startswith(match[2])
-        except OSError:
-            return False
+        def is_damaged(name: str) -> bool:
+            match = _EPOCH.fullmatch(name)
+            try:
+                return match is None or not self._hashes.of(self.history / name).startswith(match[2])
+            except OSError:
+                return True
+
+        return self.ranks.share(set(filter(is_damaged, names if self.ranks.is_main else ())))
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, saying which newer ones are not; None if there never was one.
+        """The newest checkpoint that is whole, saying which newer ones are not; None if there is none at all.
 
         Without a whole one, the newest that lacks nothing but history files (its `lost`): an absent list is that
         of an image that was not visited. Rank 0 looks through them, however long that takes, and tells the others.
@@ -206,9 +199,8 @@ class CheckpointStore:
             UserError: there are checkpoints and none is usable, or they are another version's. Starting anew
                 would hide the damage.
         """
-        return self.ranks.share(
-            self.ranks.run_with_heartbeat(self._newest_valid if self.ranks.is_main else None)
-        )
+        look = self._newest_valid if self.ranks.is_main else None
+        return self.ranks.share(self.ranks.run_with_heartbeat(look))
 
     def _newest_valid(self) -> Checkpoint | None:
         self._hashes = FileHashes()  # what is about to be trusted is read again
@@ -279,7 +271,7 @@ class CheckpointStore:
     @contextmanager
     def saving(self, what: str) -> Iterator[None]:
         """Turn whatever the file system refuses on any rank into one sentence on all."""
-        with self.ranks.raise_on_all(SaveFailed):
+        with self.ranks.raise_on_all():
             try:
                 self.checkpoints.mkdir(exist_ok=True)  # but not a run folder that somebody has deleted
                 self.history.mkdir(exist_ok=True)
@@ -292,9 +284,7 @@ class CheckpointStore:
                 ) from error
 
 
-def read_newest(
-    folder: Path, read: Callable[[Checkpoint | None], T], warn: Callable[[str], None] = print
-) -> T:
+def read_newest(folder: Path, read: Callable[[Checkpoint | None], T], warn: Callable[[str], None]) -> T:
     """What `read` makes of the newest whole checkpoint (None: there is none) of a run whose lock is not held.
 
     The run may be going on and delete a checkpoint while it is looked at. So nothing counts as damage as long as the
@@ -373,7 +363,7 @@ class FileHashes:
 def seal(manifest: dict[str, Any]) -> bytes:
     """The manifest as JSON, with format, version and the SHA-256 of its own canonical form."""
     manifest = json.loads(json.dumps({"format": FORMAT, "adasim": __version__, **manifest}))
-    return json.dumps({**manifest, "sha256": _canonical_hash(manifest)}, indent=1).encode()
+    return json.dumps({**manifest, "sha256": checksum(manifest)}, indent=1).encode()
 
 
 def unseal(path: Path) -> dict[str, Any]:
@@ -390,7 +380,7 @@ def unseal(path: Path) -> dict[str, Any]:
             manifest = None
     if not isinstance(manifest, dict):
         raise InvalidCheckpoint("manifest.json is not a manifest of ours")
-    if manifest.pop("sha256", None) != _canonical_hash(manifest):
+    if manifest.pop("sha256", None) != checksum(manifest):
         raise InvalidCheckpoint("manifest.json has changed (its SHA-256 differs)")
     if manifest.get("format") != FORMAT:
         raise OtherFormat(
@@ -425,9 +415,7 @@ def verify(path: Path, run: str | None, hashes: FileHashes) -> Checkpoint:
             _check_file(path.parent.parent / "history" / name, entry, hashes)
         except InvalidCheckpoint as problem:
             lost[name] = str(problem)
-    return Checkpoint(
-        path, step, manifest["info"], tuple(manifest["groups"]), tuple(history), lost, manifest["run"]
-    )
+    return Checkpoint(path, step, manifest["info"], tuple(history), lost, manifest["run"])
 
 
 def _order(path: Path) -> tuple[int, int]:
@@ -462,10 +450,6 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
         raise InvalidCheckpoint(f"{path.name} could not be read ({error.strerror})") from error
     except SafetensorError as error:
         raise InvalidCheckpoint(f"{path.name} is not a safetensors file ({error})") from error
-
-
-def _canonical_hash(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 # Tensors

@@ -26,13 +26,14 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adasim import __version__
 from adasim.config import Config
 from adasim.registry import PAIRS, is_path
 from adasim.util.errors import UserError
@@ -51,15 +52,12 @@ _LOCK, _LISTING = "lock", "listing.npz"
 _FOLDERS = ("checkpoints", "history", "tensorboard")
 _UNFINISHED = {*_FOLDERS, _LOCK, "versions.json", "data.json", _LISTING, "run.json"}
 """What a kill inside `RunFolder.create` may leave."""
-_TEXTS = (
-    *["config.json", "run.json", "data.json", "versions.json", "metrics.jsonl", "unreadable.csv"],
-    _LISTING,
-)
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
 _OF_IMAGES = ("data.source", "data.exclude", "data.labels")
 _MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 
+@dataclass
 class RunFolder:
     """A run's folder, locked against a second process until `close` or the process's end, even by a kill.
 
@@ -68,23 +66,18 @@ class RunFolder:
     `check_same_data(run.facts, images, listing=run.listing())`. Before each save: `check_ours()`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        config: Config,
-        facts: dict[str, Any],
-        lock: FolderLock | None = None,
-        identity: dict[str, Any] | None = None,
-        notes: Iterable[str] = (),
-    ) -> None:
-        self.path, self.config, self.facts = path, config, facts
-        self.notes = list(notes)
-        """Sentences for the person who started the run."""
-        self._identity = identity or {}
-        self._lock = lock
-        if lock is not None and not lock.by_kernel:
+    path: Path
+    config: Config
+    facts: dict[str, Any]
+    _lock: FolderLock | None = None
+    _identity: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the person who started the run."""
+
+    def __post_init__(self) -> None:
+        if self._lock is not None and not self._lock.by_kernel:
             self.notes.append(
-                f"The disk of {path} has no file locks: a second process on this run, from another machine, is "
+                f"The disk of {self.path} has no file locks: a second process on this run, from another machine, is "
                 f"not refused; the earlier of the two stops at its next save."
             )
 
@@ -107,7 +100,6 @@ class RunFolder:
             listing: what `listing_file` gave for the data.
             overwrite: if the folder holds a run that no process uses, and nothing else, delete it first.
         """
-        out = Path(out)
         with write_errors(f"to {out}"), ExitStack() as undo:  # each step says how it is undone
             check_out(out, overwrite)
             if not out.exists():
@@ -123,12 +115,12 @@ class RunFolder:
             for name in _FOLDERS:
                 (out / name).mkdir(exist_ok=True)
             identity = {"id": secrets.token_hex(8), "saved": False, "launch": launch()}
-            started = {**versions(facts.get("device", config.device)), "started_in": os.getcwd()}
             recorded = {k: v for k, v in facts.items() if k != "device"}
-            _write_json(out / "versions.json", started)
             if listing is not None:
                 atomic_write(out / _LISTING, listing)
-            _write_json(out / "data.json", {**recorded, "checksum": _checksum(recorded)})
+            device = facts.get("device", config.device)
+            _write_json(out / "versions.json", {**versions(device), "started_in": os.getcwd()})
+            _write_json(out / "data.json", {**recorded, "checksum": checksum(recorded)})
             _write_json(out / "run.json", identity)
             _write_json(out / "config.json", config.to_dict())
             undo.pop_all()  # it is made
@@ -137,15 +129,14 @@ class RunFolder:
     @classmethod
     def open(cls, out: Path, lock: bool = True) -> RunFolder:
         """Open an existing run: locked and cleaned of temporary files to train on, or as it is to look at."""
-        out = Path(out)
         require_run(out)
-        for path in (out / name for name in _TEXTS):
-            if path.exists() and not path.is_file():  # a pipe would be waited for without end
+        for path in out.iterdir():
+            if path.is_fifo():  # it would be waited for without end
                 raise UserError(
                     f"{path} is not a regular file. Restore it, or start again with another --out."
                 )
         config, facts = _read_config(out), read_json(out / "data.json")
-        if facts.pop("checksum", None) not in (None, _checksum(facts)):
+        if facts.pop("checksum", None) not in (None, checksum(facts)):
             raise UserError(
                 f"{out / 'data.json'} is damaged; the images may be as they were. Restore it from a copy, "
                 f"or start a new run with another --out."
@@ -153,18 +144,16 @@ class RunFolder:
         if not lock:
             return cls(out, config, facts)
         identity = read_json(out / "run.json") if (out / "run.json").exists() else {}
-        with write_errors(f"to {out}"), ExitStack() as undo:
-            handle = FolderLock.take(out)
-            undo.callback(handle.release)
-            for folder in (out, *(out / name for name in ("checkpoints", "history", "encoders"))):
-                remove_leftovers(folder)
-            undo.pop_all()
-        return cls(out, config, facts, handle, identity)
+        with write_errors(f"to {out}"):
+            run = cls(out, config, facts, FolderLock.take(out), identity)
+            for name in ("", "checkpoints", "history", "encoders"):
+                remove_leftovers(out / name)
+        return run
 
     @classmethod
     def join(cls, out: Path, owner: str) -> RunFolder:
         """Take part, from another process, in the run that `owner` (its `owner()`) holds the lock of."""
-        if _text(Path(out) / _LOCK) != owner:
+        if _text(out / _LOCK) != owner:
             raise UserError(
                 f"{out} is not the same folder on {socket.gethostname()} as for the first process of the run. "
                 f"Name an --out on a disk that all machines of the run share."
@@ -195,12 +184,9 @@ class RunFolder:
         """Let config.json say how long the run now is, and where its images are."""
         source = config.data.source
         if source != self.config.data.source and is_path(source):
-            source = os.path.abspath(
-                source
-            )  # the run may have been started in another folder than this process
-        self.config = replace(
-            self.config, epochs=config.epochs, data=replace(self.config.data, source=source)
-        )
+            source = os.path.abspath(source)  # the run may have been started in another folder
+        data = replace(self.config.data, source=source)
+        self.config = replace(self.config, epochs=config.epochs, data=data)
         _write_json(self.path / "config.json", self.config.to_dict())
 
     def check_ours(self) -> None:
@@ -375,7 +361,6 @@ def delete_run(out: Path) -> list[str]:
     """
     if not (out / "config.json").exists():
         return []
-    check_replaceable(out)
     checkpoints = sum(not path.name.endswith(TEMPORARY) for path in (out / "checkpoints").glob("step-*"))
     encoder = "an" if (out / "backbone.safetensors").exists() else "no"
     for name in (*_CONTENTS, *_PRODUCTS, *_DESCRIPTION):
@@ -409,13 +394,9 @@ def began_here(out: Path, by: Collection[str]) -> bool:
     True also where nobody can tell: of a run that has lost its launch, and of two launches by torchrun without a
     name of their own ("none").
     """
-    if not by or not (out / "config.json").is_file():
-        return False
     now = launch()
-    began = read_json(out / "run.json", vital=False).get(
-        "launch", now
-    )  # damage is told when the run is opened
-    return any(began.get(name) == now[name] for name in by)
+    began = read_json(out / "run.json", vital=False).get("launch", now)  # damage is told when it is opened
+    return (out / "config.json").is_file() and any(began.get(name) == now[name] for name in by)
 
 
 # The lock: RUN/lock names its holder. flock rather than the file's existence, because the kernel drops it when the
@@ -436,15 +417,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop_inherited)
 
 
+@dataclass(frozen=True)
 class FolderLock:
     """Holds a folder until `release` or the process's end, even by a kill. Use `FolderLock.take(folder)`."""
 
-    def __init__(self, handle: int, mark: str, by_kernel: bool) -> None:
-        self.mark = mark
-        """The lock file's content: who holds it (first line), and what no other holder has."""
-        self.by_kernel = by_kernel
-        """False on a disk without flock."""
-        self._handle = handle
+    handle: int
+    mark: str
+    """The lock file's content: who holds it (first line), and what no other holder has."""
+    by_kernel: bool
+    """False on a disk without flock."""
 
     @classmethod
     def take(cls, folder: Path, *, strict: bool = False) -> FolderLock:
@@ -486,12 +467,12 @@ class FolderLock:
         return cls(handle, mark, bool(by_kernel))
 
     def release(self) -> None:
-        if self._handle in _held:
+        if self.handle in _held:
             if not self.by_kernel:  # nothing else would say that it is free
                 with suppress(OSError):
-                    os.ftruncate(self._handle, 0)
-            _held.discard(self._handle)
-            os.close(self._handle)
+                    os.ftruncate(self.handle, 0)
+            _held.discard(self.handle)
+            os.close(self.handle)
 
 
 def _flock(handle: int) -> bool | None:
@@ -527,17 +508,17 @@ def check_same(before: Config, now: Config) -> None:
     the run may become longer; whatever else shapes the result may not. The images are compared by
     `adasim.data.check_same_data`.
     """
-    if changed := changed_settings(decisive(before.to_dict()), decisive(now.to_dict())):
+    if changed := changed_settings(decisive(before), decisive(now)):
         raise UserError(
             f"Cannot resume with other settings: {changed}. "
             f"Resume without these options, or start a new run with another --out."
         )
 
 
-def decisive(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings that shape the result, by their names on the command line."""
-    flat = flatten(json.loads(json.dumps(config)))
-    return {name: value for name, value in flat.items() if not name.startswith(_MAY_CHANGE)}
+def decisive(config: Config, also: Collection[str] = ()) -> dict[str, Any]:
+    """The settings that shape the result, and those named `also`, by their names on the command line."""
+    flat = flatten(json.loads(json.dumps(config.to_dict())))
+    return {name: flat[name] for name in flat if name in also or not name.startswith(_MAY_CHANGE)}
 
 
 def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -578,8 +559,7 @@ def group_by_setting(runs: Sequence[tuple[Config, str | None]]) -> list[tuple[di
 def settings_of(config: Config) -> dict[str, Any]:
     """All settings that shape what is learnt but the seed, by their names on the command line; without those that
     have no effect beside the others."""
-    flat = flatten(json.loads(json.dumps(config.to_dict())))
-    shaping = decisive(config.to_dict()) | {name: flat[name] for name in _OF_IMAGES}
+    shaping = decisive(config, also=_OF_IMAGES)
     idle = {"seed", "neighbors.watch", "neighbors.cache", "views.in_memory", "views.reduced_jpeg"}
     if not PAIRS[config.pairs].draws_from_memory and not config.neighbors.watch:
         idle |= {name for name in shaping if name.startswith("neighbors.") and name != "neighbors.oracle_p"}
@@ -602,13 +582,9 @@ def versions(device: str) -> dict[str, Any]:
     """What the numbers of a run depend on beside its configuration."""
     import torch
 
-    packages: dict[str, str | None] = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # run from a checkout that was never installed
-            packages[name] = None
+    packages = {name: metadata.version(name) for name in _PACKAGES if name != "adasim"}
     packages["torch"] = str(torch.__version__)  # with the build (+cu132), which the package's metadata lack
+    packages["adasim"] = __version__  # also of a checkout that was never installed
     system = {"python": platform.python_version(), "platform": platform.platform()}
     return {**system, **packages, "device": str(device), "threads": torch.get_num_threads()}
 
@@ -629,7 +605,8 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _checksum(facts: dict[str, Any]) -> str:
+def checksum(facts: dict[str, Any]) -> str:
+    """SHA-256 of a tree of JSON, whatever the order of its names."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

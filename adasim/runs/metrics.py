@@ -42,7 +42,7 @@ _TAG = "adasim.run"
 def read_metrics(folder: Path, say: Callable[[str], None] = lambda sentence: None) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl, oldest first; one that a kill cut short is passed over, and `say` is told
     of others that cannot be read."""
-    path = Path(folder) / "metrics.jsonl"
+    path = folder / "metrics.jsonl"
     if not path.exists():
         return []
     lines = [json.loads(line) for line in _lines_up_to(path, math.inf)]
@@ -57,24 +57,22 @@ def read_metrics(folder: Path, say: Callable[[str], None] = lambda sentence: Non
 class MetricsLog:
     """A line of JSON in metrics.jsonl and scalars in tensorboard/ for every logged step.
 
-    On a resume at step s, pass `resume_step=s`: lines of later steps, which the resumed run will write again,
-    and a line cut short by a kill are dropped first. Write a step's line before its checkpoint is saved, and
-    `sync` in between: then each step appears once.
+    `step` is where the run stands. Lines of later steps, which a resumed run will write again, and a line cut short by
+    a kill are dropped first. Write a step's line before its checkpoint is saved, and `sync` in between: then each step
+    appears once.
 
     A full disk does not stop training: what finds no room waits in memory.
     """
 
-    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
-        path = Path(folder) / "metrics.jsonl"
-        self.pace = Pace()
-        if resume_step is not None and path.exists():
-            lines = list(_lines_up_to(path, resume_step))
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        path, lines = folder / "metrics.jsonl", list[bytes]()
+        if path.exists():
+            lines = list(_lines_up_to(path, step))
             # Always anew: a process that lost the run to this one still holds the old file.
             atomic_write(path, b"".join(lines))
-            self.pace = Pace.after(json.loads(line) for line in lines)
+        self.pace = Pace.after(json.loads(line) for line in lines)
         self._lines = _GrowingFile(path)
-        # TensorBoard hides what was logged from there on.
-        self._board = _Board(Path(folder) / "tensorboard", None if resume_step is None else resume_step + 1)
+        self._board = _Board(folder / "tensorboard", step)
         self.tracker: Tracker | None = None
         """A service that gets every line, too."""
 
@@ -83,9 +81,9 @@ class MetricsLog:
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
         self._lines.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         numbers = {name: float(value) for name, value in values.items() if not isinstance(value, str)}
-        self._board.write(step, numbers)
+        self._board.scalars(step, numbers)
         if self.tracker is not None:
-            self.tracker.write(step, values)
+            self.tracker.write(step, numbers)
 
     def sync(self) -> None:
         """Wait until all lines are on the disk: no checkpoint is ahead of its metrics after a power cut."""
@@ -127,22 +125,21 @@ class _GrowingFile:
         os.close(self.handle)
 
 
-class _Board:
+class _Board(_GrowingFile):
     """A file of TensorBoard's. Its own writer has a thread, which dies of a full disk with a traceback."""
 
-    def __init__(self, folder: Path, purge_step: int | None) -> None:
+    def __init__(self, folder: Path, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         folder.mkdir(exist_ok=True)
         seconds, rest = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.{rest:09d}"
-        self._file = _GrowingFile(folder / name)
+        super().__init__(folder / name)
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if purge_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._add(Event(wall_time=time.time(), step=purge_step, session_log=start))
+        start = SessionLog(status=SessionLog.START)  # TensorBoard hides what was logged from there on
+        self._add(Event(wall_time=time.time(), step=step + 1, session_log=start))
 
-    def write(self, step: int, numbers: dict[str, float]) -> None:
+    def scalars(self, step: int, numbers: dict[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -154,10 +151,7 @@ class _Board:
 
         record = io.BytesIO()
         RecordWriter(record).write(event.SerializeToString())
-        self._file.write(record.getvalue())
-
-    def close(self) -> None:
-        self._file.close()
+        self.write(record.getvalue())
 
 
 class Pace:
@@ -315,8 +309,7 @@ class Mlflow:
         if step <= self._last:  # sent before the run was resumed from an earlier step
             return
         now = int(1000 * time.time())
-        numbers = {name: float(value) for name, value in values.items()}
-        metrics = [self._metric(name, x, now, step) for name, x in numbers.items() if math.isfinite(x)]
+        metrics = [self._metric(name, x, now, step) for name, x in values.items() if math.isfinite(x)]
         self._client.log_batch(self._id, metrics=metrics)
 
     def finish(self, complete: bool) -> None:
@@ -367,9 +360,8 @@ class Tracker:
         say(f"Metrics go to {log}, too: {service.place}")
         return cls(log, service, say)
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
-        """Send the numbers among the values, some time; returns at once."""
-        numbers = {name: float(value) for name, value in values.items() if not isinstance(value, str)}
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        """Send the numbers, some time; returns at once."""
         if self._lines.qsize() < _LINES:
             self._lines.put((step, numbers))
         else:

@@ -101,7 +101,7 @@ def restarted_here(out: Path, ranks: Distributed) -> bool:
 
 def check_processes(config: Config, ranks: Distributed) -> None:
     """All have the same settings, can share the batch, and have what the run asks for."""
-    ranks.require_same(decisive(config.to_dict()))
+    ranks.require_same(decisive(config))
     with ranks.raise_on_all():
         if ranks.is_main:
             check_installed(config.save.log)

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from adasim.config import Config
 from adasim.data import ImageSet, PairLoader, worker_count
 from adasim.dist.collectives import Part
-from adasim.dist.devices import build_scaler, image_layout, working_precision
+from adasim.dist.devices import image_layout, working_precision
 from adasim.dist.processes import ALONE, Distributed
 from adasim.methods import Method, build_method
 from adasim.models import Backbone
@@ -256,9 +256,9 @@ def build_state(
     if (options := memory_options(config)) is not None:
         memory = ShardedMemory(num_images, method.feature_dim, device=device, **options)
     precision = working_precision(config.precision, device)
-    scaler = build_scaler(precision, device)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")  # else gradients vanish
     recent: deque[Tensor] = deque(maxlen=max(1, _WATCHED * ranks.world // config.batch_size))
-    settings = decisive(config.to_dict())
+    settings = decisive(config)
     return TrainState(
         method,
         build_optimizer(method, config),

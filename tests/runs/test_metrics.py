@@ -45,7 +45,7 @@ def board(folder: Path) -> list[tuple[int, float]]:
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
-    with MetricsLog(tmp_path, resume_step=0) as log:  # which starts a file, if there is none
+    with MetricsLog(tmp_path, step=0) as log:  # which starts a file, if there is none
         log.write(1, {"loss": float("nan"), "low": torch.tensor(-torch.inf), "ok": 1e-300})
     assert lines(tmp_path) == [{"step": 1, "loss": None, "low": None, "ok": 1e-300}]
 
@@ -56,7 +56,7 @@ def test_a_resumed_run_holds_each_step_once(tmp_path: Path) -> None:
             log.write(step, {"loss": step})
     with open(tmp_path / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 4, "lo')  # a line that a kill cut short
-    with MetricsLog(tmp_path, resume_step=6) as log:
+    with MetricsLog(tmp_path, step=6) as log:
         assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
         for step in range(7, 13):
             log.write(step, {"loss": -step})

@@ -185,7 +185,7 @@ def test_a_service_that_hangs_is_not_waited_for_during_a_run_and_not_long_at_its
     began = time.monotonic()
     tracker = Tracker("wandb", Hanging(), said.append)
     for step in range(100):
-        tracker.write(step, {"loss": 1.0, "note": "text is left out"})
+        tracker.write(step, {"loss": 1.0})
     tracker.close()
     release.set()
     assert time.monotonic() - began < 60
