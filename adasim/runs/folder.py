@@ -605,9 +605,9 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def checksum(facts: dict[str, Any]) -> str:
+def checksum(tree: Any) -> str:
     """SHA-256 of a tree of JSON, whatever the order of its names."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -57,9 +57,9 @@ def read_metrics(folder: Path, say: Callable[[str], None] = lambda sentence: Non
 class MetricsLog:
     """A line of JSON in metrics.jsonl and scalars in tensorboard/ for every logged step.
 
-    `step` is where the run stands. Lines of later steps, which a resumed run will write again, and a line cut short by
-    a kill are dropped first. Write a step's line before its checkpoint is saved, and `sync` in between: then each step
-    appears once.
+    `step` is where the run stands: lines of later steps, which a resumed run will write again, and a line cut short
+    by a kill are dropped first. Write a step's line before its checkpoint is saved, and `sync` in between: then each
+    step appears once.
 
     A full disk does not stop training: what finds no room waits in memory.
     """

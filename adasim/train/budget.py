@@ -11,11 +11,11 @@ more (the largest temporary, workspaces, fragments): `OVERHEAD`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -151,18 +151,21 @@ def choose_micro_batches(config: Config, ranks: Distributed, free: float) -> tup
             )
         _check_timing(config, share // config.micro_batch)
         return share // config.micro_batch, None
-    if _bytes_of_views(config, share) * _ACTIVATIONS_PER_VIEW < free:
+    views = config.views
+    pixels = 2 * views.size**2 + views.local_crops * views.local_side**2
+    if 12 * share * pixels * _ACTIVATIONS_PER_VIEW < free:
         return 1, None
     footprint = Footprint.count(config, device=ranks.device)
-    if (needed := OVERHEAD * footprint.training_bytes(share)) <= free:
-        if needed <= _WORTH_TELLING * free:
-            return 1, None
-        amounts = f"{scaled(needed, 'B')} of the {scaled(free, 'B')} that are free on {ranks.device}"
+    needed = OVERHEAD * footprint.training_bytes(share)
+    if needed <= _WORTH_TELLING * free:
+        return 1, None
+    amount, left = scaled(needed, "B"), scaled(free, "B")
+    if needed <= free:
         less = "--batch-size" if draws_within_the_step(config) else "--micro-batch"
+        amounts = f"{amount} of the {left} that are free on {ranks.device}"
         return 1, f"A step of {share} images takes about {amounts}; a smaller {less} takes less."
+    too_much = f"A step of {share} images needs about {amount} and {left} are free on {ranks.device}"
     fitting = [n for n in divisors(share) if OVERHEAD * footprint.training_bytes(n) <= free]
-    amounts = f"needs about {scaled(needed, 'B')} and {scaled(free, 'B')} are free on {ranks.device}"
-    too_much = f"A step of {share} images {amounts}"
     if not fitting:
         raise UserError(
             f"{too_much}; one image alone is too much. Use a smaller --model.name or --views.size."
@@ -210,11 +213,9 @@ def free_bytes(device: torch.device) -> float:
         # What torch holds and does not use is this process's to take, too.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
-    free = float("inf")
-    with suppress(OSError, KeyError):
-        free = 1024.0 * _numbers("/proc/meminfo")["MemAvailable:"]
-    if device.type != "cpu" or math.isinf(free):
-        return float("inf")
+    if device.type != "cpu" or not os.path.exists("/proc/meminfo"):
+        return math.inf
+    free = 1024.0 * _numbers("/proc/meminfo")["MemAvailable:"]
     with suppress(OSError, ValueError, KeyError):  # no limit: "max"
         left = int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text())
         cached = _numbers(_CGROUP / "memory.stat")  # contents of files are kept until memory is needed
@@ -230,11 +231,6 @@ def _numbers(file: str | Path) -> dict[str, int]:
 def divisors(n: int) -> list[int]:
     """Divisors of n, ascending."""
     return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def _bytes_of_views(config: Config, images: int) -> int:
-    views = config.views
-    return 12 * images * (2 * views.size**2 + views.local_crops * views.local_side**2)
 
 
 def _check_timing(config: Config, count: int) -> None:
@@ -271,27 +267,27 @@ def time_steps(
     loader = build_loader(config, images, ranks)
     steps, started, busy = 0, 0.0, 0.0
     themselves = torch.arange(len(images))
+    epochs = (loader.epoch(number, themselves) for number in itertools.count())
     try:
-        for epoch in range(1_000_000):
-            for batch in loader.epoch(epoch, themselves):
-                ready = time.perf_counter()
-                step = forward(state, ddp, batch.views)
-                learn(state, step.loss, config, loader.steps_per_epoch)
-                if state.memory is not None:
-                    state.memory.observe(batch.ids, step.feature)
-                float(step.loss.detach())  # waits for the device
-                if not started:
-                    started = time.perf_counter()
-                    continue
-                steps += 1
-                now = time.perf_counter()
-                busy += now - ready
-                if steps >= 2 and now - started > seconds:
-                    trained = steps * config.batch_size
-                    return Speed(trained / (now - started), busy / trained)
+        for batch in itertools.chain.from_iterable(epochs):
+            ready = time.perf_counter()
+            step = forward(state, ddp, batch.views)
+            learn(state, step.loss, config, loader.steps_per_epoch)
+            if state.memory is not None:
+                state.memory.observe(batch.ids, step.feature)
+            float(step.loss.detach())  # waits for the device
+            now = time.perf_counter()
+            if not started:
+                started = now
+                continue
+            steps += 1
+            busy += now - ready
+            if steps >= 2 and now - started > seconds:
+                break
     finally:
         loader.close()
-    raise AssertionError("unreachable")
+    trained = steps * config.batch_size
+    return Speed(trained / (now - started), busy / trained)
 
 
 def disk_needed(state: TrainState, config: Config, path: Path, ranks: Distributed) -> str:
@@ -313,7 +309,7 @@ def disk_needed(state: TrainState, config: Config, path: Path, ranks: Distribute
     size, _, free = shutil.disk_usage(there)
     known = size > 0  # some network and FUSE mounts do not say
     # What an earlier process of the run has written does not count twice; nor does a run that is to be overwritten.
-    written = sum(map(_size, path.rglob("*")))
+    written = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     with ranks.raise_on_all():
         # This run's own checkpoints make no room: they are deleted after the next one is written.
         if ranks.is_main and known and one > free + (0 if state.step else written):
@@ -335,12 +331,3 @@ def encoder_bytes(backbone: nn.Module) -> int:
 def snapshot_count(config: Config) -> int:
     """How many encoders of earlier epochs a run keeps."""
     return config.epochs // config.save.encoder_every if config.save.encoder_every else 0
-
-
-def _size(file: Path) -> int:
-    """Bytes of a regular file; 0 for what is none, or is gone by now."""
-    try:
-        status = file.lstat()
-    except OSError:
-        return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0

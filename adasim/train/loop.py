@@ -92,18 +92,16 @@ class Training:
             self.report.say(f"{self.path} is complete: nothing is left of its {config.epochs} epochs.")
             return
         with self.report, self.stop:
-            while state.epoch < config.epochs and not self.ranks.all_any(
-                self.stopping or self.stop.requested
-            ):
+            asked = self.ranks.all_any
+            while state.epoch < config.epochs and not asked(self.stopping or self.stop.requested):
                 self.train_epoch()
             if self.saved_step != state.step:  # stopped in mid-epoch, or the last save failed
                 self.save()
             if self.saved_step != state.step:
-                newest = "there is no checkpoint yet"
-                if self.saved_step is not None:
-                    newest = f"the newest checkpoint is of step {self.saved_step}"
+                newest = f"the newest checkpoint is of step {self.saved_step}"
                 raise UserError(
-                    f"Step {state.step} could not be saved to {self.path}; {newest}. Make room, then: adasim "
+                    f"Step {state.step} could not be saved to {self.path}; "
+                    f"{newest if self.saved_step else 'there is no checkpoint yet'}. Make room, then: adasim "
                     f"pretrain --resume {self.path}"
                 )
             self.end(self.ranks.gather(self.stop.number or 0))
@@ -223,9 +221,7 @@ class Training:
                         f"learnt from it. Its batch begins with {names}. Look at these images, or start again with "
                         f"a lower --optim.lr; the last checkpoint in {self.path} is good."
                     )
-        if (
-            unread
-        ):  # every rank gets to know the images that any could not read: together they may be too many
+        if unread:  # all get to know the images that any could not read: together they may be too many
             everyones = self.ranks.gather(self.loader.quarantined)
             with self.ranks.raise_on_all():
                 for unreadable in everyones:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import shlex
 import socket
@@ -33,7 +32,7 @@ from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, read_weights, 
 from adasim.neighbors.pairs import require_all_labels
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.runs.folder import RunFolder, began_here, check_same, decisive, restarted
+from adasim.runs.folder import RunFolder, began_here, check_same, checksum, decisive, restarted
 from adasim.runs.metrics import check_installed
 from adasim.train.budget import (
     choose_micro_batches,
@@ -74,14 +73,17 @@ def pretrain(
     out = Path(out)
     with Distributed.start(config.device) as ranks, deterministic(config.deterministic), ExitStack() as stack:
         stack.enter_context(tf32_products(working_precision(config.precision, ranks.device) == "tf32"))
-        resume = resume or restarted_here(out, ranks)
+        # What a launcher has started again goes on.
+        launchers = {name for names in ranks.gather(restarted()) for name in names}
+        resume = resume or ranks.share(began_here(out, launchers))
         check_processes(config, ranks)
         images = open_data(data, config, ranks)
         if data is not None:
             config = replace(config, data=replace(config.data, source=source_of(data)))
         images = check_images(images, config, ranks)
         run = reopen_run(out, config, images, ranks, stack) if resume else None
-        state, loader = build(config, images, ranks, stack, start=not (resume and has_checkpoint(out)))
+        saved = resume and any((out / "checkpoints").glob("step-*"))
+        state, loader = build(config, images, ranks, stack, start=not saved)
         if not resume:
             run = create_run(out, config, images, state, ranks, stack, overwrite)
         run = join_run(run, out, ranks)
@@ -91,12 +93,6 @@ def pretrain(
         with out_of_memory_in_words(config, state):
             training.run()
     return out
-
-
-def restarted_here(out: Path, ranks: Distributed) -> bool:
-    """Whether a launcher has started this run again, which then goes on."""
-    launchers = {name for names in ranks.gather(restarted()) for name in names}
-    return ranks.share(began_here(out, launchers))
 
 
 def check_processes(config: Config, ranks: Distributed) -> None:
@@ -111,10 +107,7 @@ def check_processes(config: Config, ranks: Distributed) -> None:
 def open_data(data: ImagesLike | None, config: Config, ranks: Distributed) -> ImageSet:
     """The images of a run, the same on all ranks, or a `UserError` on all. One rank lists a folder for all.
 
-    Args:
-        data: the images, if they are not to be opened by `config.data.source`.
-        config: the configuration.
-        ranks: all of them call this together.
+    `data` are the images, if they are not to be opened by `config.data.source`.
     """
     given = config.data.source if data is None else data
 
@@ -138,8 +131,7 @@ def open_data(data: ImagesLike | None, config: Config, ranks: Distributed) -> Im
             images = opened(listing)
     # Names and sizes of who received them are the first rank's own: only what the files hold can differ.
     mark = images.fingerprint() if listing is None else images.sampled_contents()
-    fingerprint = hashlib.sha256(mark.encode()).hexdigest()
-    ranks.require_same({"number of images": len(images), "fingerprint of the images": fingerprint})
+    ranks.require_same({"number of images": len(images), "fingerprint of the images": checksum(mark)})
     return images
 
 
@@ -222,17 +214,8 @@ def join_run(run: RunFolder | None, out: Path, ranks: Distributed) -> RunFolder:
     return run
 
 
-def has_checkpoint(out: Path) -> bool:
-    return any((out / "checkpoints").glob("step-*"))
-
-
 def restore(
-    run: RunFolder,
-    config: Config,
-    state: TrainState,
-    ranks: Distributed,
-    steps_per_epoch: int,
-    resume: bool,
+    run: RunFolder, config: Config, state: TrainState, ranks: Distributed, steps_per_epoch: int, resume: bool
 ) -> CheckpointStore:
     """Where the run's checkpoints are, the newest of them loaded into `state`, if there is one."""
     store = CheckpointStore(run.path, config.save.keep, partial(_say, ranks), ranks, run.id)
@@ -298,8 +281,7 @@ def _advice(run: RunFolder, source: str) -> str:
 
 def _start_from_weights(state: TrainState, config: Config) -> str:
     """Load `config.model.init` into the method's encoders, student's and teacher's alike; a sentence about it."""
-    source = config.model.init
-    weights = read_weights(source)
+    source, weights = config.model.init, read_weights(config.model.init)
     start_from([part for part in state.method.modules() if isinstance(part, Backbone)], weights, source)
     sentence = f"The encoder starts from the weights of {source}; its head is new."
     here = EvalTransform.for_run(config).to_timm()

@@ -32,6 +32,7 @@ from adasim.runs.folder import changed_settings, decisive
 from adasim.util.errors import UserError
 
 _WATCHED = 2048  # images whose features the collapse watch looks at
+_COUNTERS = ("step", "epoch", "step_in_epoch", "loss_sum", "partners_changed")  # of `TrainState`
 
 
 @dataclass
@@ -72,38 +73,34 @@ class TrainState:
         if self.memory is not None:
             window = range(max(0, self.epoch - self.memory.window), self.epoch)
             damaged = store.damaged(name for parts in self.history.values() for _, name in parts)
-            whole = {
-                e: parts for e, parts in self.history.items() if not damaged & {name for _, name in parts}
-            }
-            self.history = {e: whole.get(e) or self._write_history(store, e) for e in window}
-        moments = optimizer_tensors(self.optimizer)
+            for e in {*self.history} - {*window}:
+                del self.history[e]
+            for e in window:
+                if e not in self.history or damaged & {name for _, name in self.history[e]}:
+                    name = store.write_history(e, self.memory.epoch_lists(e))
+                    self.history[e] = store.ranks.gather((self.memory.rows.start, name))
         tensors: dict[str, dict[str, Tensor]] = {}
         if store.ranks.is_main:
             watched = {f"{i:04d}": features for i, features in enumerate(self.recent)}
-            tensors = {"method": self.method.state_dict(), "optimizer": moments, "recent": watched}
+            tensors = {**self._shared_tensors(), "recent": watched}
         info = {
             "settings": self.settings,
-            "step": self.step,
-            "epoch": self.epoch,
-            "step_in_epoch": self.step_in_epoch,
-            "loss_sum": self.loss_sum,
-            "partners_changed": self.partners_changed,
+            **{name: getattr(self, name) for name in _COUNTERS},
             "scaler": self.scaler.state_dict(),
             "history": [[epoch, parts] for epoch, parts in self.history.items()],
         }
         if self.part.count > store.ranks.world:
             info["micro_batch"] = self.part.images
         if self.memory is not None:
-            state = self.memory.state_dict()
             group = f"memory-{store.ranks.rank:05d}"
-            tensors[group] = {k: v for k, v in state.items() if not k.startswith("history")}
+            state = self.memory.state_dict().items()
+            tensors[group] = {k: v for k, v in state if not k.startswith("history")}
             info["memory"] = store.ranks.gather((self.memory.rows.start, group))
         store.save(self.step, tensors, info, [name for parts in self.history.values() for _, name in parts])
 
-    def _write_history(self, store: CheckpointStore, epoch: int) -> list[tuple[int, str]]:
-        assert self.memory is not None
-        name = store.write_history(epoch, self.memory.epoch_lists(epoch))
-        return store.ranks.gather((self.memory.rows.start, name))
+    def _shared_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Those that are the same on all ranks."""
+        return {"method": self.method.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
 
     def load(self, checkpoint: Checkpoint, world: int = 1) -> None:
         """Take over a checkpoint of a run with the same settings, saved by any number of ranks, on `world` ranks.
@@ -121,15 +118,12 @@ class TrainState:
         load_optimizer(self.optimizer, checkpoint.tensors("optimizer"))
         if info["scaler"]:  # empty where nothing was scaled, as on a CPU: then it starts with torch's default
             self.scaler.load_state_dict(info["scaler"])
-        self.step, self.epoch, self.step_in_epoch = info["step"], info["epoch"], info["step_in_epoch"]
-        self.loss_sum, self.partners_changed = info["loss_sum"], info["partners_changed"]
-        self.history = {
-            int(epoch): [(first, name) for first, name in parts] for epoch, parts in info["history"]
-        }
+        for name in _COUNTERS:
+            setattr(self, name, info[name])
+        self.history = {epoch: [(first, name) for first, name in parts] for epoch, parts in info["history"]}
         device = next(self.method.parameters()).device
-        self.recent.extend(
-            features.to(device) for _, features in sorted(checkpoint.tensors("recent").items())
-        )
+        recent = sorted(checkpoint.tensors("recent").items())
+        self.recent.extend(features.to(device) for _, features in recent)
         # Micro-batches that were chosen by memory stay as large as they were, so as to reach the same bits.
         share = len(self.recent[-1]) if self.recent else 0  # of the ranks that saved
         size = info.get("micro_batch", share)
@@ -184,11 +178,10 @@ class TrainState:
 
     def digest(self) -> str:
         """SHA-256 over the whole state: two runs with equal digests are at the same point, bit for bit."""
-        moments = optimizer_tensors(self.optimizer)
-        groups: dict[str, dict[str, Tensor]] = {"method": self.method.state_dict(), "optimizer": moments}
+        groups = self._shared_tensors()
         if self.memory is not None:
             groups["memory"] = self.memory.state_dict()
-        position = (self.step, self.epoch, self.step_in_epoch, self.loss_sum, self.partners_changed)
+        position = tuple(getattr(self, name) for name in _COUNTERS)
         named = {f"{group}.{name}": t for group, tensors in groups.items() for name, t in tensors.items()}
         return hash_tensors(named, repr(position))
 
@@ -224,9 +217,8 @@ def batch_norms(method: nn.Module) -> list[nn.Module]:
 def overlapping(parts: Sequence[tuple[int, str]], rows: range) -> list[tuple[int, str]]:
     """Those of the (first image, name) that hold some of these rows; each part ends where the next begins."""
     stops = [first for first, _ in parts[1:]] + [rows.stop]
-    return [
-        part for part, stop in zip(parts, stops, strict=True) if part[0] < rows.stop and stop > rows.start
-    ]
+    pairs = zip(parts, stops, strict=True)
+    return [part for part, stop in pairs if part[0] < rows.stop and stop > rows.start]
 
 
 def load_memory(memory: NeighborMemory, checkpoint: Checkpoint) -> None:
@@ -234,7 +226,7 @@ def load_memory(memory: NeighborMemory, checkpoint: Checkpoint) -> None:
     for epoch, parts in checkpoint.info["history"]:
         for first, name in overlapping(parts, memory.rows):
             if name not in checkpoint.lost:  # else as if these images had not been visited
-                memory.load_epoch_lists(int(epoch), checkpoint.history_tensors(name), first)
+                memory.load_epoch_lists(epoch, checkpoint.history_tensors(name), first)
     parts = overlapping(checkpoint.info["memory"], memory.rows)
     memory.load_parts((first, checkpoint.tensors(group)) for first, group in parts)
 
@@ -256,19 +248,10 @@ def build_state(
     if (options := memory_options(config)) is not None:
         memory = ShardedMemory(num_images, method.feature_dim, device=device, **options)
     precision = working_precision(config.precision, device)
-    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")  # else gradients vanish
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")  # else small gradients vanish
     recent: deque[Tensor] = deque(maxlen=max(1, _WATCHED * ranks.world // config.batch_size))
-    settings = decisive(config)
-    return TrainState(
-        method,
-        build_optimizer(method, config),
-        scaler,
-        memory,
-        settings,
-        recent,
-        precision=precision,
-        part=part,
-    )
+    optimizer, settings = build_optimizer(method, config), decisive(config)
+    return TrainState(method, optimizer, scaler, memory, settings, recent, precision, part)
 
 
 def build_optimizer(method: Method, config: Config) -> torch.optim.Optimizer:
@@ -352,8 +335,5 @@ def build_policy(
     config: Config, num_images: int, memory: NeighborMemory | None, labels: Tensor | None
 ) -> PairPolicy:
     """The pair policy that `config.pairs` names."""
-    return PAIRS[config.pairs].build(
-        PairContext(
-            num_images, config.epochs, config.seed, config.neighbors, memory, labels, config.pair_settings
-        )
-    )
+    epochs, seed, options, own = config.epochs, config.seed, config.neighbors, config.pair_settings
+    return PAIRS[config.pairs].build(PairContext(num_images, epochs, seed, options, memory, labels, own))
