@@ -4,8 +4,7 @@ Importing torch takes seconds and a test needs many runs, so this process import
 Each line of JSON on its standard input is a request, each line on its standard output the answer:
 
     {"start": RUN}                       -> the new process's id
-    {"ranks": ARGUMENTS, "env": .., "log": ..}   -> the same, of gloo_ranks.py with these arguments
-    {"call": [FILE, FUNCTION, ARGUMENT], "folder": .., "log": ..}   -> the same, of this function, in this folder
+    {"call": [FILE, FUNCTION, ARGUMENT, ..], "folder": .., "env": .., "log": ..}   -> the same, of this function
     {"wait": PID, "seconds": SECONDS}    -> its exit code, minus the signal that ended it, or null: still running
 
 RUN holds config, out, resume, threads, log (a file that takes what the run prints) and hooks. A hook
@@ -41,9 +40,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import gloo_ranks
 import torch
 import torch.utils.tensorboard
+from gloo_ranks import load
 from helpers import fill
 from torch import Tensor
 
@@ -247,11 +246,6 @@ def leave_at_once(work: Callable[..., None], *arguments: Any) -> NoReturn:
         os._exit(code)
 
 
-@functools.cache
-def load(file: str, function: str) -> Callable[[str], None]:
-    return gloo_ranks.load(file, function)
-
-
 def wait(pid: int, seconds: float) -> int | None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -275,17 +269,13 @@ def main() -> None:
             elif pid is None:
                 return train(request["start"])  # and leave as any program does, exit handlers included
             print(json.dumps(pid), flush=True)
-        elif "ranks" in request:
-            if (pid := start(request)) is None:
-                os.environ.update(request["env"])
-                leave_at_once(gloo_ranks.main, *request["ranks"])
-            print(json.dumps(pid), flush=True)
         elif "call" in request:
-            file, function, argument = request["call"]
+            file, function, *arguments = request["call"]
             work = load(file, function)  # before the fork: what it imports is imported once
             if (pid := start(request)) is None:
                 os.chdir(request["folder"])
-                leave_at_once(work, argument)
+                os.environ.update(request["env"])
+                leave_at_once(work, *arguments)
             print(json.dumps(pid), flush=True)
         else:
             print(json.dumps(wait(request["wait"], request["seconds"])), flush=True)

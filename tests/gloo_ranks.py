@@ -6,6 +6,7 @@ it returns is saved as FOLDER/STAGE-RANK.pt. Importing torch takes seconds, so r
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 
+@functools.cache
 def load(file: str, function: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location("ranks_work", file)
     assert spec is not None

@@ -32,11 +32,11 @@ from adasim.data import open_images
 from adasim.methods import DinoSettings, NnclrSettings, SimSiam, SimSiamSettings
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
+from adasim.runs.folder import flatten
 from adasim.train.state import TrainState, build_state
 from adasim.util.files import TEMPORARY
 
 Small = Callable[..., Config]
-Digest = Callable[[Path], str]
 Metrics = Callable[[Path], list[dict[str, Any]]]
 Torchrun = Callable[..., list[tuple[int, str]]]
 
@@ -45,15 +45,8 @@ WRITE = "adasim.runs.checkpoint:_write"
 MANIFEST = "adasim.runs.checkpoint:atomic_write"
 
 FIXED = {
-    *(
-        "recipe",
-        "views.interpolation",
-        "views.jitter",
-        "views.blur_p",
-        "views.solarize_p",
-        "views.local_size",
-    ),
-    *("model.drop_path", "optim.min_lr", "save.keep"),
+    *(f"views.{name}" for name in ("interpolation", "jitter", "blur_p", "solarize_p", "local_size")),
+    *("recipe", "model.drop_path", "optim.min_lr", "save.keep"),
 }
 """What no option sets: `--method` or the recipe brings it."""
 SHORT = {"data.source": "data", "data.exclude": "exclude", "data.verify": "verify_data", "save.log": "log"}
@@ -61,7 +54,7 @@ SHORT = {"data.source": "data", "data.exclude": "exclude", "data.verify": "verif
 ENOUGH_S = 240  # far more than any run here takes, also on a machine that others use; a test has 300
 
 
-def _config(**changes: Any) -> Config:
+def small(**changes: Any) -> Config:
     """DINO with a ViT and stochastic depth on 48 images of 16 pixels: 4 epochs of 3 steps, window 1.
 
     `small(pairs="nearest", neighbors__k=5)` changes fields. Views are mild, so that an untrained encoder
@@ -96,22 +89,13 @@ def _config(**changes: Any) -> Config:
     return config
 
 
-def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
+def arguments(config: Config, out: Path) -> list[str]:
     """What to type after `adasim` for this configuration."""
-    wanted, recipe = _flat(config.to_dict()), _flat(get_recipe("desk-vit").to_dict())
-    options = {
-        name: value
-        for name, value in wanted.items()
-        if name not in FIXED
-        and (name.startswith(("data.", "save.")) if resume else value != recipe.get(name))
-    }
-    words = [
-        "pretrain",
-        *(["--resume", str(out)] if resume else ["desk-vit", "--out", str(out)]),
-        "--no-curves",
-        "--no-compare",
-    ]
-    for name, value in options.items():
+    recipe = flatten(get_recipe("desk-vit").to_dict())
+    words = ["pretrain", "desk-vit", "--out", str(out), "--no-curves", "--no-compare"]
+    for name, value in flatten(config.to_dict()).items():
+        if name in FIXED or value == recipe.get(name):
+            continue
         *parents, field = SHORT.get(name, name).replace("_", "-").split(".")
         if isinstance(value, bool):
             words.append("--" + ".".join([*parents, field if value else f"no-{field}"]))
@@ -119,13 +103,6 @@ def _arguments(config: Config, out: Path, resume: bool = False) -> list[str]:
             values = value if isinstance(value, tuple) else (value,)
             words += ["--" + ".".join([*parents, field]), *map(str, values)]
     return words
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
 
 
 def newest(out: Path, warn: Callable[[str], None] = print) -> Checkpoint:
@@ -144,11 +121,11 @@ def loaded(out: Path) -> TrainState:
     return state
 
 
-def _digest(out: Path) -> str:
+def digest(out: Path) -> str:
     return loaded(out).digest()
 
 
-def _metrics(out: Path) -> list[dict[str, Any]]:
+def metrics(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -186,6 +163,11 @@ class Run:
             pytest.fail(f"still running after {seconds} s, having said:\n{self.said}")
         return int(code)
 
+    def ended(self, code: int = 0) -> Run:
+        """It has ended with this code."""
+        assert self.wait() == code, self.said
+        return self
+
     @property
     def said(self) -> str:
         return self.log.read_text()
@@ -201,6 +183,11 @@ class Ranks:
     def wait(self, seconds: float = ENOUGH_S) -> list[int]:
         """The exit code of each, or minus the signal that ended it."""
         return [run.wait(seconds) for run in self.runs]
+
+    def ended(self, *codes: int) -> Ranks:
+        """They have ended with these codes, by default all with 0."""
+        assert self.wait() == (list(codes) or [0] * len(self.runs)), self.said
+        return self
 
     @property
     def said(self) -> list[str]:
@@ -235,20 +222,9 @@ class Runs:
         self._logs += 1
         log = out.with_name(f"{out.name}-{self._logs}.log")
         log.touch()
-        pid = self._ask(
-            {
-                "start": {
-                    "config": config.to_dict(),
-                    "out": str(out),
-                    "resume": resume,
-                    "hooks": list(hooks),
-                    "threads": threads,
-                    "log": str(log),
-                    **more,
-                }
-            }
-        )
-        return Run(pid, out, log, self._ask)
+        where = {"out": str(out), "resume": resume, "log": str(log)}
+        run = {"config": config.to_dict(), **where, "hooks": list(hooks), "threads": threads, **more}
+        return Run(self._ask({"start": run}), out, log, self._ask)
 
     def start_ranks(
         self,
@@ -268,9 +244,13 @@ class Runs:
         port, runs, records = free_port(), [], []
         for rank, one in enumerate(configs):
             numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_PORT": port}
-            env = {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
-            env |= {"TORCHELASTIC_RESTART_COUNT": str(restarts[rank])} if restarts else {}
-            env |= extra
+            env = {
+                "MASTER_ADDR": "127.0.0.1",
+                **{name: str(value) for name, value in numbers.items()},
+                **extra,
+            }
+            if restarts:
+                env["TORCHELASTIC_RESTART_COUNT"] = str(restarts[rank])
             records.append(out.with_name(f"{out.name}-{self._logs}.jsonl"))
             more |= {"env": env, "record": str(records[-1]), "command": True}
             runs.append(self.start(one, out, resume=resume, hooks=hooks, **more))
@@ -280,7 +260,9 @@ class Runs:
         """What gloo_ranks.py does with these arguments, forked from a process that has imported everything."""
         log = out.with_name(f"{out.name}.log")
         log.touch()
-        return Run(self._ask({"ranks": arguments, "env": env, "log": str(log)}), out, log, self._ask)
+        return self._call(
+            [str(Path(__file__).with_name("gloo_ranks.py")), "main", *arguments], Path(), log, env
+        )
 
     def call(self, file: str, function: str, argument: str, folder: Path) -> tuple[int, str]:
         """Exit code and output of a process that calls FUNCTION(argument) of this file in this folder.
@@ -289,9 +271,12 @@ class Runs:
         after some other backward pass had started threads.
         """
         with tempfile.NamedTemporaryFile() as log:
-            request = {"call": [file, function, argument], "folder": str(folder), "log": log.name}
-            run = Run(self._ask(request), folder, Path(log.name), self._ask)
+            run = self._call([file, function, argument], folder, Path(log.name), {})
             return run.wait(), run.said
+
+    def _call(self, words: list[str], folder: Path, log: Path, env: dict[str, str]) -> Run:
+        request = {"call": words, "folder": str(folder), "env": env, "log": str(log)}
+        return Run(self._ask(request), folder, log, self._ask)
 
     def _ask(self, request: dict[str, Any]) -> Any:
         assert self._driver.stdin is not None
@@ -323,43 +308,22 @@ def whole(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int
     def run(world: int) -> tuple[Path, Ranks]:
         if world not in made:
             out = tmp_path_factory.mktemp("whole") / f"{world}"
-            made[world] = out, runs.start_ranks(_config(epochs=3), out, world)
-            assert made[world][1].wait() == [0] * world, made[world][1].said
+            made[world] = out, runs.start_ranks(small(epochs=3), out, world).ended()
         return made[world]
 
     return run
 
 
 @pytest.fixture(scope="session")
-def small() -> Callable[..., Config]:
-    return _config
-
-
-@pytest.fixture(scope="session")
-def digest() -> Callable[[Path], str]:
-    return _digest
-
-
-@pytest.fixture(scope="session")
-def metrics() -> Callable[[Path], list[dict[str, Any]]]:
-    return _metrics
-
-
-@pytest.fixture(scope="session")
-def arguments() -> Callable[..., list[str]]:
-    return _arguments
-
-
-@pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest at the end of a run of small() that nothing happened to."""
-    return _digest(pretrain(_config(), tmp_path_factory.mktemp("undisturbed") / "run"))
+    return digest(pretrain(small(), tmp_path_factory.mktemp("undisturbed") / "run"))
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of small(epochs=3), to be copied or left as it is."""
-    return pretrain(_config(epochs=3), tmp_path_factory.mktemp("finished") / "run")
+    return pretrain(small(epochs=3), tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.fixture
@@ -390,3 +354,14 @@ def torchrun() -> Callable[..., list[tuple[int, str]]]:
         return [(one.returncode, output) for one, output in zip(launched, outputs, strict=True)]
 
     return run
+
+
+@pytest.fixture(name="small", scope="session")
+def small_fixture() -> Small:
+    """For those who do not import it; so is `metrics`."""
+    return small
+
+
+@pytest.fixture(name="metrics", scope="session")
+def metrics_fixture() -> Metrics:
+    return metrics

@@ -84,10 +84,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """In the block, operations on `device` keep the precision of what they are given."""
-    try:
-        on = torch.is_autocast_enabled(device.type)
-    except RuntimeError:  # a kind of device that knows no autocast
-        on = False
+    on = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 

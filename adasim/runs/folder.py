@@ -130,8 +130,8 @@ class RunFolder:
     def open(cls, out: Path, lock: bool = True) -> RunFolder:
         """Open an existing run: locked and cleaned of temporary files to train on, or as it is to look at."""
         require_run(out)
-        for path in out.iterdir():
-            if path.is_fifo():  # it would be waited for without end
+        for path in (out / name for name in (*_DESCRIPTION, "metrics.jsonl", "unreadable.csv")):
+            if path.exists() and not path.is_file():  # a pipe would be waited for without end
                 raise UserError(
                     f"{path} is not a regular file. Restore it, or start again with another --out."
                 )
@@ -394,9 +394,11 @@ def began_here(out: Path, by: Collection[str]) -> bool:
     True also where nobody can tell: of a run that has lost its launch, and of two launches by torchrun without a
     name of their own ("none").
     """
+    if not by or not (out / "config.json").is_file():
+        return False
     now = launch()
     began = read_json(out / "run.json", vital=False).get("launch", now)  # damage is told when it is opened
-    return (out / "config.json").is_file() and any(began.get(name) == now[name] for name in by)
+    return any(began.get(name) == now[name] for name in by)
 
 
 # The lock: RUN/lock names its holder. flock rather than the file's existence, because the kernel drops it when the

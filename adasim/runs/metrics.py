@@ -221,30 +221,22 @@ def _plain(value: Any) -> float | int | str | None:
     return number if math.isfinite(number) else None
 
 
-class UnreadableList:
-    """RUN/unreadable.csv: the images that could not be read, one line each, over all resumes of the run.
+def list_unreadable(run: Path, images: ImageSet, problems: dict[int, str]) -> None:
+    """Add the images that could not be read, {id: where and why}, to RUN/unreadable.csv. Raises an OSError.
 
-    An image that was repaired since stays on the list: it was replaced in the past.
+    It has a line for each, over all resumes of the run; one that was repaired since was replaced in the past.
     """
-
-    def __init__(self, run: Path, images: ImageSet) -> None:
-        self.path = run / UNREADABLE_FILE
-        self._images = images
-        self._lines: dict[int, list[str]] = {}
-        with suppress(OSError, ValueError, csv.Error):  # a damaged list is no reason to stop a run
-            rows = list(csv.reader(self.path.read_text(encoding="utf-8").splitlines()))[1:]
-            self._lines = {int(i): [original(where), original(reason)] for i, where, reason in rows}
-
-    def update(self, problems: dict[int, str]) -> None:
-        """Write the file anew if `problems`, {id: where and why}, has something to add. Raises an OSError."""
-        lines = dict(self._lines)
-        for i, text in problems.items():
-            where = self._images.where(i)
-            lines[i] = [printable(where), printable(text.removeprefix(f"{where}: "))]
-        if lines != self._lines:
-            rows = [[str(i), *lines[i]] for i in sorted(lines)]
-            atomic_write(self.path, to_csv(["image", "file", "reason"], rows).encode())
-            self._lines = lines
+    known: dict[int, list[str]] = {}
+    with suppress(OSError, ValueError, csv.Error):  # a damaged list is no reason to stop a run
+        rows = list(csv.reader((run / UNREADABLE_FILE).read_text(encoding="utf-8").splitlines()))[1:]
+        known = {int(i): [original(where), original(reason)] for i, where, reason in rows}
+    lines = dict(known)
+    for i, text in problems.items():
+        where = images.where(i)
+        lines[i] = [printable(where), printable(text.removeprefix(f"{where}: "))]
+    if lines != known:
+        rows = [[str(i), *lines[i]] for i in sorted(lines)]
+        atomic_write(run / UNREADABLE_FILE, to_csv(["image", "file", "reason"], rows).encode())
 
 
 # Services. One may be slow, unreachable or out of order; a run neither waits for it nor ends by it. Lines go to a

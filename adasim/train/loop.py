@@ -33,7 +33,7 @@ from adasim.models.io import backbone_bytes, snapshot_file
 from adasim.neighbors import PairPolicy
 from adasim.runs.checkpoint import CheckpointStore, SaveFailed
 from adasim.runs.folder import RunFolder
-from adasim.runs.metrics import UnreadableList
+from adasim.runs.metrics import list_unreadable
 from adasim.train.report import KnnDuringTraining, Reporter
 from adasim.train.state import TrainState, build_policy
 from adasim.util import seeding
@@ -72,7 +72,6 @@ class Training:
         self.draws_in_step = state.memory is not None and state.memory.timing == "current"
         self.report = Reporter(config, run, images, state, loader.steps_per_epoch, ranks, knn)
         self.stop = StopRequests(self.report.say if ranks.is_main else None)
-        self.unreadable_list = UnreadableList(run.path, images)
         self.unreadable = 0  # how many images all ranks know to be so
         self.ddp = ranks.wrap(state.method)
         self.saved_step = state.step or None  # of the newest checkpoint
@@ -240,8 +239,7 @@ class Training:
 
     def save_after_epoch(self) -> None:
         saves, epoch = self.config.save, self.state.epoch
-        snapshot = bool(saves.encoder_every) and epoch % saves.encoder_every == 0
-        at_epoch = saves.every_epochs and epoch % saves.every_epochs == 0
+        snapshot, at_epoch = (n > 0 and epoch % n == 0 for n in (saves.encoder_every, saves.every_epochs))
         if self.save_due or self.stopping or epoch == self.config.epochs or snapshot or at_epoch:
             self.save(snapshot)
 
@@ -264,7 +262,7 @@ class Training:
             with self.store.saving("metrics and encoder"):
                 self.report.sync()
                 if self.ranks.is_main:
-                    self.unreadable_list.update(self.loader.quarantined)
+                    list_unreadable(self.path, self.images, self.loader.quarantined)
                     save_backbone(self.path / BACKBONE_FILE, *self.encoder())
             self.state.save(self.store)
             self.saved_step = self.state.step
@@ -307,7 +305,7 @@ class Training:
         if self.ranks.is_main:
             with suppress(OSError, UserError):  # UserError: the folder is no longer this run's
                 self.run_folder.check_ours()
-                self.unreadable_list.update(self.loader.quarantined)
+                list_unreadable(self.path, self.images, self.loader.quarantined)
 
     def end(self, signals: list[int]) -> None:
         """Say why the run ends before its last epoch, if it does; `signals`: each rank's reason to stop, or 0."""
@@ -359,9 +357,8 @@ def forward(state: TrainState, ddp: Runner, views: list[Tensor], neighbours: Ten
 def _joined(steps: list[Step]) -> Step:
     """The step of all micro-batches; of their mean loss, the last one's share has yet to be learnt from."""
     feature = torch.cat([step.feature for step in steps])
-    diagnostics = {
-        name: torch.stack([step.diagnostics[name] for step in steps]).mean() for name in steps[0].diagnostics
-    }
+    names = steps[0].diagnostics
+    diagnostics = {name: torch.stack([step.diagnostics[name] for step in steps]).mean() for name in names}
     if "feature_spread" in diagnostics:
         diagnostics["feature_spread"] = feature_spread(feature)
     seconds = [step.second for step in steps if step.second is not None]
@@ -404,8 +401,6 @@ def set_schedules(optimizer: torch.optim.Optimizer, config: Config, step: int, s
 def clip_per_tensor(params: Iterable[Tensor], max_norm: float) -> None:
     """Scale each gradient by max_norm / (norm + 1e-6) where that is below 1: per tensor, never globally."""
     grads = [p.grad for p in params if p.grad is not None]
-    if max_norm <= 0 or not grads:
-        return
     factors = [(max_norm / (norm + 1e-6)).clamp(max=1.0) for norm in torch._foreach_norm(grads)]
     torch._foreach_mul_(grads, factors)
 

@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
@@ -56,8 +57,7 @@ class Reporter:
         knn: KnnDuringTraining | None = None,
     ) -> None:
         self.config, self.run, self.path, self.images = config, run, run.path, images
-        self.state, self.ranks, self.knn = state, ranks, knn
-        self.steps_per_epoch = steps_per_epoch
+        self.state, self.ranks, self.knn, self.steps_per_epoch = state, ranks, knn, steps_per_epoch
         self.watch = CollapseWatch(state.method.output_width)
         self.waited = 0.0  # seconds that this step has waited for data
         self.told_unreadable = 0
@@ -76,10 +76,9 @@ class Reporter:
             self.pace = self.metrics.pace
             for line in read_metrics(self.path):
                 self.watch.recall({name: line.get(f"epoch_{name}") for name in READINGS})
-            name = self.path.resolve().name
-            self.metrics.tracker = Tracker.open(
-                self.config.save.log, str(self.run.id), name, self.config.to_dict(), self.say
-            )
+            name, settings = self.path.resolve().name, self.config.to_dict()
+            log = self.config.save.log
+            self.metrics.tracker = Tracker.open(log, str(self.run.id), name, settings, self.say)
         self.bar.step = self.state.step
         self._stack.enter_context(self.bar)
         return self
@@ -147,8 +146,7 @@ class Reporter:
             "bootstrap_ratio": state.partners_changed / (self.steps_per_epoch * self.config.batch_size),
             "unreadable": len(unreadable),
             **{f"epoch_{name}": value for name, value in self.watch.readings.items()},
-            # Also where few steps are logged, so that no curve of them lacks its warm-up.
-            **self.schedules(epoch),
+            **self.schedules(epoch),  # also where few steps are logged, so that no curve lacks its warm-up
             **neighbours,
             **measured,
             **self.pace.epoch(),
@@ -161,10 +159,8 @@ class Reporter:
         if not every or (epoch + 1) % every:
             return {}
         assert knn is not None
-        encoder = self.state.method.eval_encoder
-        accuracy = self.ranks.run_with_heartbeat(
-            (lambda: knn(encoder, self.images, self.config)) if self.ranks.is_main else None
-        )
+        measure = partial(knn, self.state.method.eval_encoder, self.images, self.config)
+        accuracy = self.ranks.run_with_heartbeat(measure if self.ranks.is_main else None)
         return {} if accuracy is None else {"knn_top1": accuracy}
 
     def neighbour_accuracy(self, epoch: int, policy: PairPolicy) -> dict[str, float]:
@@ -309,11 +305,8 @@ class Progress:
         self._console.print(line, markup=False, emoji=False, soft_wrap=True)
 
     def _bar(self) -> Group:
-        line = Table.grid(padding=(0, 1), expand=True)
-        line.add_column(no_wrap=True)
-        line.add_column(ratio=1)
-        line.add_column(justify="right", no_wrap=True)
-        line.add_column(justify="right", no_wrap=True)
+        right = Column(justify="right", no_wrap=True)
+        line = Table.grid(Column(no_wrap=True), Column(ratio=1), right, right, padding=(0, 1), expand=True)
         line.add_row(
             Text.assemble("Epoch ", (self._epoch(), "bold")),
             ProgressBar(total=max(1, self.total_steps), completed=self.step),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from accelerator import Accelerator
 from helpers import free_port, in_one_line
-from pretrainings import Small, newest
+from pretrainings import newest, small
 
 import adasim
 from adasim.api import pretrain
@@ -135,7 +135,7 @@ def test_fp16_is_scaled_where_it_can_be_and_else_becomes_fp32() -> None:
         assert working_precision("bf16", CUDA) == "bf16"
 
 
-def test_an_fp16_run_that_began_on_a_cpu_goes_on_on_a_device_and_back(small: Small, tmp_path: Path) -> None:
+def test_an_fp16_run_that_began_on_a_cpu_goes_on_on_a_device_and_back(tmp_path: Path) -> None:
     config = small(**SIMSIAM, precision="fp16")
     there = Distributed(0, 1, CUDA)
     began = build_state(config, 48)
@@ -216,7 +216,7 @@ def bits(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def on_cpu(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cpu") / "run"
     pretrain(small(**SIMSIAM, device="cpu"), out)
     return out
@@ -224,15 +224,14 @@ def on_cpu(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("fp64", [True, False])
 def test_a_run_on_a_device_ends_where_a_cpus_does(
-    fp64: bool, runs: Any, small: Small, on_cpu: Path, tmp_path: Path
+    fp64: bool, runs: Any, on_cpu: Path, tmp_path: Path
 ) -> None:
     """Without fp64, as on Apple's mps, the memory stays on the CPU and the run goes on all the same.
 
     Up to rounding: optimisers step by other kernels on CPUs.
     """
     device = {"kind": "pretend", "fp64": fp64}
-    run = runs.start(small(**SIMSIAM, deterministic=True), tmp_path / "run", accelerator=device)
-    assert run.wait() == 0, run.said
+    runs.start(small(**SIMSIAM, deterministic=True), tmp_path / "run", accelerator=device).ended()
     expected = bits(on_cpu)
     for name, value in bits(tmp_path / "run").items():
         assert torch.allclose(value, expected[name], rtol=1e-4, atol=1e-5), name
@@ -240,12 +239,11 @@ def test_a_run_on_a_device_ends_where_a_cpus_does(
 
 @pytest.mark.parametrize("fp64", [True, False])
 def test_an_accelerator_other_than_cuda_scales_fp16_or_says_that_it_does_not(
-    fp64: bool, runs: Any, small: Small, tmp_path: Path
+    fp64: bool, runs: Any, tmp_path: Path
 ) -> None:
     device = {"kind": "pretend", "fp64": fp64}
     config = small(**SIMSIAM | {"epochs": 1}, precision="fp16")
-    run = runs.start(config, tmp_path / "run", accelerator=device)
-    assert run.wait() == 0, run.said
+    run = runs.start(config, tmp_path / "run", accelerator=device).ended()
     said = in_one_line(run.said)
     assert bool(newest(tmp_path / "run").info["scaler"]) is fp64
     assert ("cannot scale losses" in said and "this run uses fp32" in said) is not fp64

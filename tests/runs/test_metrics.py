@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import forked, names
-from pretrainings import Metrics, Small
+from pretrainings import metrics, small
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -175,9 +175,7 @@ def second(ids: Tensor, similarities: Tensor, but: set[int], k: int) -> int | No
     ],
     ids=lambda changes: " ".join(map(str, changes.values())) or "adasim",
 )
-def test_partner_and_second_neighbour_are_the_papers(
-    small: Small, metrics: Metrics, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_partner_and_second_neighbour_are_the_papers(tmp_path: Path, changes: dict[str, Any]) -> None:
     """(b): j* as drawn has the image's class; (c): the best of p_win other than j* has. And how often the first and
     the second of the lists that were just made are of the class, or the image itself."""
     config = small(batch_size=20, **changes)  # 8 images are left over in each epoch
@@ -226,7 +224,7 @@ def test_neighbours_count_only_where_both_have_a_label() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_watched_learns_the_same_bits(small: Small, metrics: Metrics, tmp_path: Path) -> None:
+def test_a_run_that_is_watched_learns_the_same_bits(tmp_path: Path) -> None:
     config = {"pairs": "standard", "neighbors__timing": "current"}
     pretrain(small(**config), tmp_path / "plain")
     pretrain(small(**config, neighbors__watch=True), tmp_path / "watched")

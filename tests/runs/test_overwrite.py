@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pretrainings import Small
+from pretrainings import small
 
 from adasim.api import pretrain
 from adasim.config import Config
@@ -110,7 +110,7 @@ def test_a_run_in_use_is_not_overwritten(old: Path) -> None:
         assert files(old) == before
 
 
-def test_bad_input_does_not_cost_the_old_run(old: Path, small: Small) -> None:
+def test_bad_input_does_not_cost_the_old_run(old: Path) -> None:
     before = files(old)
     for change in ({"data__source": "/nowhere"}, {"batch_size": 99}, {"neighbors__k": 60}):
         with pytest.raises(UserError):
@@ -121,7 +121,7 @@ def test_bad_input_does_not_cost_the_old_run(old: Path, small: Small) -> None:
 
 
 def test_a_restarted_process_goes_on_instead_of_overwriting_its_own_run(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchrun starts the very same command again."""
     out = pretrain(small(epochs=2), tmp_path / "run", overwrite=True)
@@ -141,9 +141,7 @@ def requeued(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("requeued")
-def test_a_restart_from_before_its_run_was_made_does_not_go_on_with_an_older_one(
-    old: Path, small: Small
-) -> None:
+def test_a_restart_from_before_its_run_was_made_does_not_go_on_with_an_older_one(old: Path) -> None:
     with pytest.raises(UserError, match="already holds another run"):
         pretrain(small(epochs=2), old)
     pretrain(small(epochs=2), old, overwrite=True)

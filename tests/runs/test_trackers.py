@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from helpers import refusal, until
-from pretrainings import Metrics, Small
+from pretrainings import metrics, small
 
 import adasim
 from adasim.runs import metrics as metrics_module
@@ -49,7 +49,7 @@ def wandb_points(file: Path) -> dict[int, dict[str, float]]:
     return points
 
 
-def lines(run: Path, metrics: Metrics) -> dict[int, dict[str, float]]:
+def lines(run: Path) -> dict[int, dict[str, float]]:
     """The same of metrics.jsonl: a step's own line and an epoch's together."""
     points: dict[int, dict[str, float]] = {}
     for line in metrics(run):
@@ -68,7 +68,7 @@ def same(found: dict[str, float], wanted: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 def test_wandb_gets_every_line_and_a_resumed_run_goes_on_under_the_same_id(
-    small: Small, metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -81,13 +81,13 @@ def test_wandb_gets_every_line_and_a_resumed_run_goes_on_under_the_same_id(
     # wandb writes in a process of its own, which may still do so when the run has ended.
     until(lambda: sorted(wandb_points(first)) == [1, 2, 3, 4, 5, 6])
     until(lambda: sorted(wandb_points(second)) == [7, 8, 9])
-    wanted, points = lines(run, metrics), wandb_points(first) | wandb_points(second)
+    wanted, points = lines(run), wandb_points(first) | wandb_points(second)
     assert all(same(points[step], wanted[step]) for step in wanted)
 
 
 @pytest.mark.slow
 def test_mlflow_gets_every_line_once_and_a_resumed_run_goes_on_in_the_same_run(
-    small: Small, metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
@@ -108,7 +108,7 @@ def test_mlflow_gets_every_line_once_and_a_resumed_run_goes_on_in_the_same_run(
     history = {point.step: point.value for point in client.get_metric_history(again.info.run_id, "loss")}
     steps = [point.step for point in client.get_metric_history(again.info.run_id, "loss")]
     assert sorted(steps) == list(range(1, 10))  # each once
-    wanted = lines(run, metrics)
+    wanted = lines(run)
     for step in (1, 2, 3, 4, 5, 6, 9):
         assert history[step] == pytest.approx(wanted[step]["loss"])
 
@@ -141,11 +141,7 @@ class Broken:
 
 
 def test_a_service_that_fails_or_cannot_be_reached_never_stops_a_run(
-    small: Small,
-    metrics: Metrics,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unreachable(*_: object) -> Broken:
         raise TimeoutError("no route to host")

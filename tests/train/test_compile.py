@@ -1,13 +1,11 @@
 """--compile: torch.compile really runs the encoder, learns the same, and leaves names and files as they are."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from pretrainings import Small
+from pretrainings import metrics, small
 from torch._dynamo.utils import counters
 
 import adasim
@@ -25,9 +23,7 @@ SIMSIAM = {
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler here")
-def test_a_compiled_run_has_the_losses_and_the_files_of_any_other(
-    small: Small, metrics: Callable[[Path], list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_a_compiled_run_has_the_losses_and_the_files_of_any_other(tmp_path: Path) -> None:
     counters.clear()
     for name, compile in (("as it is", False), ("compiled", True)):
         pretrain(small(**SIMSIAM, epochs=2, optim__lr=1e-3, compile=compile), tmp_path / name)
@@ -45,7 +41,7 @@ def test_a_compiled_run_has_the_losses_and_the_files_of_any_other(
 
 
 def test_a_machine_without_a_compiler_gets_a_sentence(
-    small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

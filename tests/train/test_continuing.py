@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from pretrainings import Small
+from pretrainings import digest, small
 
 from adasim.api import pretrain
 from adasim.config import ModelConfig
@@ -50,7 +49,7 @@ def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[st
 
 @pytest.mark.parametrize("method", ["simsiam", "dino"])
 def test_frozen_batch_norms_keep_the_statistics_of_the_weights(
-    method: str, weights: Path, small: Small, tmp_path: Path
+    method: str, weights: Path, tmp_path: Path
 ) -> None:
     before = statistics(load_backbone(weights))
     for frozen in (True, False):
@@ -60,7 +59,7 @@ def test_frozen_batch_norms_keep_the_statistics_of_the_weights(
         assert (moved == []) is frozen
 
 
-def test_the_encoder_waits_until_the_heads_have_learnt(weights: Path, small: Small, tmp_path: Path) -> None:
+def test_the_encoder_waits_until_the_heads_have_learnt(weights: Path, tmp_path: Path) -> None:
     def trained(epochs: int) -> dict[str, torch.Tensor]:
         config = small(method="simsiam", epochs=2, model=started_from(weights), optim__head_epochs=1)
         state = build_state(config, 48)
@@ -83,7 +82,7 @@ def test_the_encoder_waits_until_the_heads_have_learnt(weights: Path, small: Sma
     assert not torch.equal(second["encoder.net.conv1.0.weight"], start["net.conv1.0.weight"])
 
 
-def test_the_encoders_rate_is_a_share_of_the_heads(small: Small) -> None:
+def test_the_encoders_rate_is_a_share_of_the_heads() -> None:
     config = small(method="simsiam", optim__encoder_lr=0.1, optim__head_epochs=1, optim__name="sgd")
     state = build_state(config, 48)
     encoder = {id(p) for p in state.method.eval_encoder.parameters()}
@@ -106,9 +105,7 @@ def test_the_encoders_rate_is_a_share_of_the_heads(small: Small) -> None:
     )
 
 
-def test_a_run_from_weights_resumes_to_the_same_bits(
-    weights: Path, small: Small, tmp_path: Path, digest: Any
-) -> None:
+def test_a_run_from_weights_resumes_to_the_same_bits(weights: Path, tmp_path: Path) -> None:
     slowly = {"optim__encoder_lr": 0.1, "optim__head_epochs": 1}
     config = small(method="simsiam", model=started_from(weights), **slowly)
     whole = pretrain(config, tmp_path / "whole")
@@ -123,7 +120,7 @@ def test_a_run_from_weights_resumes_to_the_same_bits(
     assert digest(tmp_path / "stopped") == digest(whole)
 
 
-def test_a_network_whose_batch_norms_are_frozen_may_be_cut_into_micro_batches(small: Small) -> None:
+def test_a_network_whose_batch_norms_are_frozen_may_be_cut_into_micro_batches() -> None:
     frozen = replace(RESNET, freeze_norm=True)
     assert has_batch_norm(small(model=RESNET))
     assert not has_batch_norm(small(model=frozen))
@@ -142,6 +139,6 @@ def test_weights_bring_their_architecture_size_and_normalisation(weights: Path) 
     assert for_epochs(config, 20).optim.head_epochs == 2
 
 
-def test_heads_that_learn_alone_to_the_end_are_refused(small: Small) -> None:
+def test_heads_that_learn_alone_to_the_end_are_refused() -> None:
     with pytest.raises(UserError, match="head_epochs=4"):
         small(optim__head_epochs=4).check(48, has_labels=True)

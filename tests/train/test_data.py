@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from helpers import photos_of_patterns, refusal
-from pretrainings import Small
+from pretrainings import small
 
 from adasim.api import pretrain
 from adasim.cli.main import main
 from adasim.data import FolderImages
-from adasim.runs.metrics import UnreadableList
+from adasim.runs.metrics import list_unreadable
 from adasim.util.errors import UserError
 
 
@@ -24,7 +24,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_what_was_found_and_left_out_is_said_before_training(
-    small: Small, tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for i in range(9):
         (photos / "class0" / f"{i}.CR2").write_bytes(b"?")
@@ -35,9 +35,7 @@ def test_what_was_found_and_left_out_is_said_before_training(
     assert "1 pipe, socket or device" in said.splitlines()[0]
 
 
-def test_data_with_other_contents_of_the_same_sizes_are_refused(
-    small: Small, tmp_path: Path, photos: Path
-) -> None:
+def test_data_with_other_contents_of_the_same_sizes_are_refused(tmp_path: Path, photos: Path) -> None:
     config = small(epochs=2, data__source=str(photos))
     pretrain(config, tmp_path / "run")
     a, b = photos / "class0" / "04.bmp", photos / "class0" / "06.bmp"
@@ -64,11 +62,7 @@ def test_data_with_other_contents_of_the_same_sizes_are_refused(
 
 @pytest.mark.parametrize("loss", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-99])])
 def test_a_run_that_lost_its_listing_goes_on_with_what_data_json_has(
-    small: Small,
-    tmp_path: Path,
-    photos: Path,
-    capsys: pytest.CaptureFixture[str],
-    loss: Callable[[Path], object],
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], loss: Callable[[Path], object]
 ) -> None:
     config, run = small(epochs=2, data__source=str(photos)), tmp_path / "run"
     pretrain(config, run)
@@ -107,7 +101,7 @@ def rows(run: Path) -> list[list[str]]:
 
 
 def test_unreadable_images_are_listed_in_the_run_also_after_a_resume(
-    small: Small, tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = sorted(photos.rglob("*.bmp"))
     for i in (2, 30):
@@ -122,9 +116,7 @@ def test_unreadable_images_are_listed_in_the_run_also_after_a_resume(
     assert (tmp_path / "run" / "unreadable.csv").read_bytes() == before
 
 
-def test_a_run_that_stops_for_too_many_unreadable_images_lists_them(
-    small: Small, tmp_path: Path, photos: Path
-) -> None:
+def test_a_run_that_stops_for_too_many_unreadable_images_lists_them(tmp_path: Path, photos: Path) -> None:
     files = sorted(photos.rglob("*.bmp"))
     for path in files[:12]:
         path.write_bytes(b"?")
@@ -141,8 +133,8 @@ def test_the_list_takes_any_file_name(tmp_path: Path) -> None:
     images = FolderImages(tmp_path)
     found = {i: f"{images.where(i)}: broken" for i in range(len(images))}
     (tmp_path / "run").mkdir()
-    UnreadableList(tmp_path / "run", images).update({0: found[0], 2: found[2]})
-    UnreadableList(tmp_path / "run", images).update({i: found[i] for i in (1, 3)})
+    list_unreadable(tmp_path / "run", images, {0: found[0], 2: found[2]})
+    list_unreadable(tmp_path / "run", images, {i: found[i] for i in (1, 3)})
     lines = rows(tmp_path / "run")
     assert [row[0] for row in lines] == ["0", "1", "2", "3"]
     assert [row[2] for row in lines] == ["broken"] * 4

@@ -3,15 +3,14 @@
 import errno
 import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import contents, photos_of_patterns, small_disk, until
-from pretrainings import STEP, Digest, Metrics, Runs, Small, at, newest
+from helpers import contents, photos_of_patterns, small_disk
+from pretrainings import STEP, Runs, at, digest, metrics, newest, small
 from torch import Tensor
 
 from adasim.api import pretrain
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def undisturbed_per_image(small: Small, digest: Digest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed_per_image(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     pretrain(small(views__in_memory=False), out)
     return digest(out)
@@ -44,12 +43,11 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("kind", "code"), [("terminate", 143), ("interrupt", 130)])
 def test_a_signal_saves_within_a_step_and_the_resumed_run_ends_the_same(
-    runs: Runs, small: Small, digest: Digest, undisturbed_per_image: str, tmp_path: Path, kind: str, code: int
+    runs: Runs, undisturbed_per_image: str, tmp_path: Path, kind: str, code: int
 ) -> None:
     """To the whole group, with the loader processes in it."""
     config = small(views__in_memory=False, data__workers=2)
-    run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 4, f"{kind} the group")])
-    assert run.wait() == code, run.said
+    run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 4, f"{kind} the group")]).ended(code)
     assert re.search(r"Stopped after step [45]\. Continue with: adasim pretrain --resume", run.said)
     pretrain(config, tmp_path / "run", resume=True)
     assert digest(tmp_path / "run") == undisturbed_per_image
@@ -65,15 +63,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_does_not_stop_training_and_the_save_is_tried_again(
-    runs: Runs, small: Small, digest: Digest, metrics: Metrics, undisturbed: str, disk: Path
+    runs: Runs, undisturbed: str, disk: Path
 ) -> None:
     filler = disk / "filler"
     run = runs.start(
         small(),
         disk / "run",
         hooks=[at(STEP, 4, f"fill {filler}"), at(STEP, 8, f"remove {filler}")],
-    )
-    assert run.wait() == 0, run.said
+    ).ended()
     assert "Step 6 is not saved yet: " in run.said
     assert "No space left on device" in run.said
     assert digest(disk / "run") == undisturbed
@@ -84,7 +81,7 @@ def test_a_full_disk_does_not_stop_training_and_the_save_is_tried_again(
 
 
 def test_a_disk_still_full_at_the_end_is_an_error_and_nothing_is_lost(
-    small: Small, digest: Digest, undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, written = checkpoint_module._write, 0
 
@@ -105,7 +102,7 @@ def test_a_disk_still_full_at_the_end_is_an_error_and_nothing_is_lost(
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Dino, "forward", lambda *_: pytest.fail("a step was taken"))
     (tmp_path / "file").touch()
@@ -114,26 +111,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(
             pretrain(small(), out)
 
 
-def test_a_second_run_on_the_same_folder_is_refused(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
-) -> None:
-    first = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 4, "pause")])
-    until(lambda: Path(f"/proc/{first.pid}/stat").read_text().split(") ")[1][0] == "T")
-    with pytest.raises(UserError, match=f"in use by process {first.pid} "):
-        pretrain(small(), tmp_path / "run", resume=True)
-    with pytest.raises(UserError, match="already holds another run"):
-        pretrain(small(), tmp_path / "run")
-    os.kill(first.pid, signal.SIGCONT)
-    assert first.wait() == 0, first.said
-    assert digest(tmp_path / "run") == undisturbed
-
-
 # A resume of something else
 
 
-def test_a_resume_with_other_data_is_refused_with_the_difference(
-    small: Small, tmp_path: Path, photos: Path
-) -> None:
+def test_a_resume_with_other_data_is_refused_with_the_difference(tmp_path: Path, photos: Path) -> None:
     config = small(epochs=2, data__source=str(photos))
     pretrain(config, tmp_path / "run")
     before = contents(tmp_path / "run")
@@ -161,9 +142,7 @@ def test_a_resume_with_other_data_is_refused_with_the_difference(
         ("epochs", 2),
     ],
 )
-def test_a_resume_with_other_settings_is_refused(
-    small: Small, finished: Path, field: str, value: Any
-) -> None:
+def test_a_resume_with_other_settings_is_refused(finished: Path, field: str, value: Any) -> None:
     before = contents(finished)
     name = field.replace("settings__", "dino__").replace("__", ".")
     with pytest.raises(UserError, match=f"Cannot resume with other settings: .*{name} was .* is now {value}"):
@@ -175,7 +154,7 @@ def test_a_resume_with_other_settings_is_refused(
 
 
 def test_a_feature_that_is_not_finite_never_enters_the_memory(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of images 7 and 9 are broken in every epoch, and nothing else is."""
     config, forward, step = small(), Dino.forward, 0
@@ -203,7 +182,7 @@ def test_a_feature_that_is_not_finite_never_enters_the_memory(
 
 
 def test_the_same_seed_twice_gives_the_same_bits_and_another_seed_does_not(
-    small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+    undisturbed: str, tmp_path: Path
 ) -> None:
     pretrain(small(), tmp_path / "again")
     pretrain(small(seed=6), tmp_path / "other")
@@ -212,15 +191,14 @@ def test_the_same_seed_twice_gives_the_same_bits_and_another_seed_does_not(
 
 
 def test_another_number_of_threads_is_reported_and_drifts_by_rounding_alone(
-    runs: Runs, small: Small, metrics: Metrics, tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     changes = {"epochs": 2, "model__name": "resnet_tiny", "method": "simsiam", "optim__name": "sgd"}
     one = runs.start(small(**changes), tmp_path / "one")
     two = runs.start(small(**changes), tmp_path / "two", hooks=[at(STEP, 4, "terminate")], threads=2)
     assert one.wait() == 0, one.said
     assert two.wait() == 143, two.said
-    resumed = runs.start(small(**changes), tmp_path / "two", resume=True, threads=1)
-    assert resumed.wait() == 0, resumed.said
+    resumed = runs.start(small(**changes), tmp_path / "two", resume=True, threads=1).ended()
     assert re.search(r"threads 2 and goes on with 1", resumed.said)
     assert "goes on with" not in one.said
     losses = [[line["loss"] for line in metrics(tmp_path / n) if "loss" in line] for n in ("one", "two")]
@@ -238,13 +216,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_unreadable_images_are_replaced_counted_and_told_of_as_queries_and_as_partners(
-    small: Small,
-    digest: Digest,
-    metrics: Metrics,
-    tmp_path: Path,
-    photos: Path,
-    capsys: pytest.CaptureFixture[str],
-    in_memory: bool,
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], in_memory: bool
 ) -> None:
     files = sorted(photos.rglob("*.png"))
     broken = [2, 5, 30, 40]
@@ -278,23 +250,21 @@ def test_unreadable_images_are_replaced_counted_and_told_of_as_queries_and_as_pa
 
 
 def test_an_image_deleted_during_the_run_is_replaced_and_named(
-    runs: Runs, small: Small, tmp_path: Path, photos: Path
+    runs: Runs, tmp_path: Path, photos: Path
 ) -> None:
     victim = sorted(photos.rglob("*.png"))[7]
     config = small(data__source=str(photos), data__workers=2, views__in_memory=False)
     config.data.max_unreadable = 0.05
-    tolerant = runs.start(config, tmp_path / "tolerant", hooks=[at(STEP, 3, f"remove {victim}")])
-    assert tolerant.wait() == 0, tolerant.said
+    tolerant = runs.start(config, tmp_path / "tolerant", hooks=[at(STEP, 3, f"remove {victim}")]).ended()
     assert "1 of 48 images cannot be read" in tolerant.said
     assert f"{victim}: the file is gone" in tolerant.said
 
 
 def test_a_killed_loader_process_ends_the_run_with_a_message_and_it_can_be_resumed(
-    runs: Runs, small: Small, digest: Digest, undisturbed_per_image: str, tmp_path: Path
+    runs: Runs, undisturbed_per_image: str, tmp_path: Path
 ) -> None:
     config = small(views__in_memory=False, data__workers=2)
-    run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 5, "kill a worker")], command=True)
-    assert run.wait() == 1, run.said
+    run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 5, "kill a worker")], command=True).ended(1)
     assert re.search(r"\nadasim: A loader process ended .*SIGKILL.* resume the run.*\n$", run.said), run.said
     assert "Traceback" not in run.said
     pretrain(config, tmp_path / "run", resume=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from pretrainings import Small
+from pretrainings import small
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -52,7 +52,7 @@ def weights(out: Path) -> bytes:
 
 
 def test_a_tensor_a_data_set_and_a_source_of_the_same_images_train_the_same_encoder(
-    small: Small, tmp_path: Path, pixels: Tensor
+    tmp_path: Path, pixels: Tensor
 ) -> None:
     config = small(epochs=2)
     runs = {}
@@ -73,9 +73,7 @@ def test_a_tensor_a_data_set_and_a_source_of_the_same_images_train_the_same_enco
     torch.testing.assert_close(first, second, rtol=0, atol=0.02)
 
 
-def test_a_stopped_run_on_a_data_set_goes_on_to_the_same_bits(
-    small: Small, tmp_path: Path, pixels: Tensor
-) -> None:
+def test_a_stopped_run_on_a_data_set_goes_on_to_the_same_bits(tmp_path: Path, pixels: Tensor) -> None:
     """Its items are read in every step, the second time by loader processes."""
     config = small(views__in_memory=False, epochs=2)
     data = Pictures(pixels)
@@ -88,13 +86,13 @@ def test_a_stopped_run_on_a_data_set_goes_on_to_the_same_bits(
 
 
 @pytest.fixture
-def begun(small: Small, tmp_path: Path, pixels: Tensor) -> Path:
+def begun(tmp_path: Path, pixels: Tensor) -> Path:
     """A run of two epochs on a tensor."""
     return adasim.pretrain(small(epochs=2, pairs="standard"), tmp_path / "run", data=pixels)
 
 
 def test_to_resume_without_the_images_is_refused_in_a_sentence(
-    begun: Path, small: Small, pixels: Tensor, capsys: pytest.CaptureFixture[str]
+    begun: Path, pixels: Tensor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     longer = small(epochs=3, pairs="standard")
     with pytest.raises(
@@ -118,9 +116,7 @@ def test_to_resume_without_the_images_is_refused_in_a_sentence(
     assert json.loads((begun / "config.json").read_text())["epochs"] == 3
 
 
-def test_labels_of_a_data_set_serve_the_oracle_and_the_online_knn(
-    small: Small, tmp_path: Path, pixels: Tensor
-) -> None:
+def test_labels_of_a_data_set_serve_the_oracle_and_the_online_knn(tmp_path: Path, pixels: Tensor) -> None:
     config = small(pairs="oracle", epochs=1, eval__every=1)
     adasim.pretrain(config, tmp_path / "run", data=Pictures(pixels))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

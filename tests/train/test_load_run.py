@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import flip, snapshot
-from pretrainings import Small, Whole, loaded
+from pretrainings import Whole, loaded, small
 
 import adasim
 from adasim.cli.main import main
@@ -20,12 +20,12 @@ from adasim.util.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def out(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "run"
     return adasim.pretrain(small(epochs=3, neighbors__window=2), out)
 
 
-def test_a_run_is_its_configuration_metrics_encoder_memory_and_images(out: Path, small: Small) -> None:
+def test_a_run_is_its_configuration_metrics_encoder_memory_and_images(out: Path) -> None:
     before = snapshot(out)
     run = adasim.load_run(out)
     assert run.path == out
@@ -161,7 +161,7 @@ def test_a_run_that_saves_faster_than_it_can_be_read_is_not_called_damaged(
         _ = adasim.load_run(going.path).memory
 
 
-def test_a_run_without_a_memory_says_so(small: Small, tmp_path: Path) -> None:
+def test_a_run_without_a_memory_says_so(tmp_path: Path) -> None:
     out = adasim.pretrain(small(epochs=1, pairs="standard"), tmp_path / "run")
     with pytest.warns(
         UserWarning, match=r"no neighbour memory: its pairs are standard\. .*--neighbors.watch"

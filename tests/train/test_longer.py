@@ -5,12 +5,11 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers import contents, flip, in_one_line, refusal
-from pretrainings import Digest, Metrics, Runs, Small, kill_at
+from pretrainings import Runs, arguments, digest, kill_at, metrics, small
 
 import adasim
 from adasim.api import pretrain
@@ -23,12 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_step_0(
-    runs: Runs,
-    small: Small,
-    digest: Digest,
-    metrics: Metrics,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     assert runs.start(small(epochs=2), out, hooks=kill_at(2)).wait() == -signal.SIGKILL
@@ -44,7 +38,7 @@ def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_step_0(
     assert digest(out) == digest(tmp_path / "whole")
 
 
-def test_a_run_whose_checkpoints_were_deleted_is_not_silently_begun_again(small: Small, copied: Path) -> None:
+def test_a_run_whose_checkpoints_were_deleted_is_not_silently_begun_again(copied: Path) -> None:
     for part in ("checkpoints", "history"):
         shutil.rmtree(copied / part)
     before = contents(copied)
@@ -55,7 +49,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_silently_begun_again(small:
 
 @pytest.mark.parametrize("damage", ["missing", "zeroed", "one bit", "empty"])
 def test_a_complete_run_whose_encoder_is_lost_or_damaged_writes_it_again_at_a_resume(
-    small: Small, copied: Path, capsys: pytest.CaptureFixture[str], damage: str
+    copied: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     file = copied / "backbone.safetensors"
     before = contents(copied)
@@ -81,7 +75,7 @@ def test_a_complete_run_whose_encoder_is_lost_or_damaged_writes_it_again_at_a_re
 
 
 def test_a_lost_encoder_that_cannot_be_written_again_is_one_sentence(
-    small: Small, copied: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (copied / "backbone.safetensors").unlink()
 
@@ -94,7 +88,7 @@ def test_a_lost_encoder_that_cannot_be_written_again_is_one_sentence(
 
 
 def test_the_command_line_overwrites_only_when_told_to(
-    small: Small, arguments: Callable[..., list[str]], copied: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = arguments(small(epochs=2), copied)
     first = json.loads((copied / "run.json").read_text())["id"]
@@ -112,12 +106,7 @@ def test_the_command_line_overwrites_only_when_told_to(
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "in mid-run"])
 def test_epochs_may_be_raised_at_a_resume_and_the_schedules_follow_from_there(
-    runs: Runs,
-    small: Small,
-    metrics: Metrics,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    finished: bool,
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], finished: bool
 ) -> None:
     short, long, out = small(epochs=3), small(epochs=5), tmp_path / "run"
     if finished:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretrainings import Digest, Metrics, Small, _config, newest
+from pretrainings import digest, metrics, newest, small
 from torch import Tensor
 
 from adasim.api import load_run, pretrain
@@ -56,9 +56,7 @@ def one_step(
 
 
 @pytest.mark.parametrize(("micro_batches", "local"), [(2, 2), (8, 0), (16, 0)])
-def test_micro_batches_of_a_vit_give_the_batchs_loss_and_gradients(
-    small: Small, micro_batches: int, local: int
-) -> None:
+def test_micro_batches_of_a_vit_give_the_batchs_loss_and_gradients(micro_batches: int, local: int) -> None:
     config = small(model__drop_path=0.3, views__local_crops=local)
     whole, parts = (one_step(config, n, local=local, latent=micro_batches == 8) for n in (1, micro_batches))
     assert whole.keys() == parts.keys()
@@ -69,10 +67,10 @@ def test_micro_batches_of_a_vit_give_the_batchs_loss_and_gradients(
 
 def work(folder: Path, stage: int) -> dict[str, Tensor]:
     with Distributed.start("cpu") as ranks:
-        return one_step(_config(model__drop_path=0.3), 2, ranks=ranks)
+        return one_step(small(model__drop_path=0.3), 2, ranks=ranks)
 
 
-def test_ranks_may_have_micro_batches_too(run_ranks: Callable[..., list[list[Any]]], small: Small) -> None:
+def test_ranks_may_have_micro_batches_too(run_ranks: Callable[..., list[list[Any]]]) -> None:
     """Two processes with two micro-batches each: four parts in all."""
     whole = one_step(small(model__drop_path=0.3), 1)
     [found] = run_ranks(__file__, "work", 2)
@@ -94,7 +92,7 @@ def count(folder: Path, stage: int) -> list[Footprint]:
 
 
 def _of_method(method: str) -> Config:
-    return _config(method=method, model__name="resnet_tiny", model__drop_path=0.0, optim__lr=1e-3)
+    return small(method=method, model__name="resnet_tiny", model__drop_path=0.0, optim__lr=1e-3)
 
 
 def test_a_step_is_counted_alike_by_one_process_and_by_two(run_ranks: Callable[..., list[list[Any]]]) -> None:
@@ -104,15 +102,13 @@ def test_a_step_is_counted_alike_by_one_process_and_by_two(run_ranks: Callable[.
     assert found == [alone, alone]
 
 
-def test_stochastic_depth_makes_a_difference_here(small: Small) -> None:
+def test_stochastic_depth_makes_a_difference_here() -> None:
     """Else the test above would not show that micro-batches share one draw of it."""
     with_it, without = (one_step(small(model__drop_path=p), 2)["loss"] for p in (0.3, 0.0))
     assert (with_it - without).abs() > 1e-3
 
 
-def test_runs_in_micro_batches_find_the_same_neighbours(
-    small: Small, tmp_path: Path, metrics: Metrics
-) -> None:
+def test_runs_in_micro_batches_find_the_same_neighbours(tmp_path: Path) -> None:
     """The features agree up to rounding, so the lists do, except where two scores are nearly equal."""
     memories, losses = [], []
     for name, size in (("whole", "auto"), ("parts", 4)):
@@ -128,7 +124,7 @@ def test_runs_in_micro_batches_find_the_same_neighbours(
 
 
 def test_a_split_that_memory_asked_for_is_kept_by_a_resume(
-    small: Small, tmp_path: Path, digest: Digest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`auto` looks at free memory, which is another amount next time."""
 
@@ -167,7 +163,7 @@ def test_only_what_was_split_is_split_by_a_resume_with_fewer_ranks(
     tmp_path: Path, micro_batches: int, expected: tuple[int, int]
 ) -> None:
     """Else batch norm would see half of its images, and no one be told."""
-    config = _config(method="simsiam", model__name="resnet_tiny", model__drop_path=0.0, pairs="standard")
+    config = small(method="simsiam", model__name="resnet_tiny", model__drop_path=0.0, pairs="standard")
     ranks = FirstOfTwo(0, 2, torch.device("cpu"))
     saved = build_state(config, 48, ranks, micro_batches)
     saved.recent.append(torch.zeros(8, saved.method.feature_dim))  # of a step
@@ -182,7 +178,7 @@ def test_batch_norm_of_micro_batches_keeps_to_its_number_of_ranks(
     tmp_path: Path, model: str, refused: bool
 ) -> None:
     """Over ranks its statistics come from one micro-batch of each."""
-    config = _config(
+    config = small(
         method="simsiam" if refused else "dino", model__name=model, pairs="standard", micro_batch=4
     )
     saved = build_state(config, 48, micro_batches=4)
@@ -235,7 +231,7 @@ def test_files_that_a_container_keeps_in_memory_count_as_free(
     assert free_bytes(torch.device("cpu")) == 10 + 500 + 300
 
 
-def test_impossible_sizes_are_refused(small: Small) -> None:
+def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(UserError, match=r"micro_batch=5 does not divide the 16 images .* --micro-batch 4"):
         choose_micro_batches(small(micro_batch=5), ALONE, 1e12)
     with pytest.raises(UserError, match=r"micro_batch=0 must be at least 1"):
@@ -248,7 +244,7 @@ def test_impossible_sizes_are_refused(small: Small) -> None:
         choose_micro_batches(replace(get_recipe("desk-resnet"), micro_batch=1), ALONE, 1e12)
 
 
-def test_out_of_memory_is_a_sentence_with_a_size(small: Small) -> None:
+def test_out_of_memory_is_a_sentence_with_a_size() -> None:
     config = small()
     with (
         pytest.raises(UserError, match=r"step of 16 images at once .* Use --micro-batch 8\."),
@@ -265,9 +261,7 @@ def test_out_of_memory_is_a_sentence_with_a_size(small: Small) -> None:
         torch.empty(4).view(3)
 
 
-def test_a_run_that_ran_out_of_memory_goes_on_with_smaller_micro_batches(
-    small: Small, tmp_path: Path
-) -> None:
+def test_a_run_that_ran_out_of_memory_goes_on_with_smaller_micro_batches(tmp_path: Path) -> None:
     pretrain(small(epochs=2), tmp_path / "run")
     pretrain(small(epochs=3, micro_batch=4), tmp_path / "run", resume=True)
     assert load_run(tmp_path / "run").metrics[-1]["epoch"] == 2

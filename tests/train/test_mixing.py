@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from helpers import contents, forked, until
-from pretrainings import STEP, Digest, Run, Runs, Small, at
+from pretrainings import STEP, Run, Runs, at, digest, small
 
 from adasim.api import pretrain
 from adasim.config import Config
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def paused(runs: Runs, small: Small) -> Callable[[Path], Run]:
+def paused(runs: Runs) -> Callable[[Path], Run]:
     """The command `adasim pretrain` on small(), stopped after its fourth step, one step into the second epoch."""
 
     def start(out: Path) -> Run:
@@ -51,7 +52,7 @@ def without_curves(files: dict[str, bytes]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])
 def test_a_folder_made_anew_under_a_stopped_run_belongs_to_the_new_run_alone(
-    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: str, tmp_path: Path, how: str
+    paused: Callable[[Path], Run], undisturbed: str, tmp_path: Path, how: str
 ) -> None:
     out = tmp_path / "run"
     first = paused(out)
@@ -79,7 +80,7 @@ def test_a_run_whose_folder_is_gone_stops_and_does_not_make_it_again(
 
 
 def test_a_lock_file_deleted_under_a_run_is_put_back(
-    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+    paused: Callable[[Path], Run], undisturbed: str, tmp_path: Path
 ) -> None:
     first = paused(tmp_path / "run")
     (tmp_path / "run" / "lock").unlink()
@@ -89,7 +90,7 @@ def test_a_lock_file_deleted_under_a_run_is_put_back(
 
 
 def test_of_two_processes_on_one_run_the_first_stops_when_its_lock_was_taken_from_it(
-    paused: Callable[[Path], Run], small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+    paused: Callable[[Path], Run], undisturbed: str, tmp_path: Path
 ) -> None:
     first = paused(tmp_path / "run")
     (tmp_path / "run" / "lock").unlink()
@@ -101,33 +102,33 @@ def test_of_two_processes_on_one_run_the_first_stops_when_its_lock_was_taken_fro
     assert digest(tmp_path / "run") == undisturbed
 
 
-def test_a_second_run_through_a_link_is_refused(
-    paused: Callable[[Path], Run], small: Small, tmp_path: Path
+def test_a_second_run_is_refused_also_through_a_link(
+    paused: Callable[[Path], Run], undisturbed: str, tmp_path: Path
 ) -> None:
     first = paused(tmp_path / "run")
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(UserError, match=f"in use by process {first.pid} "):
-        pretrain(small(), tmp_path / "link", resume=True)
-    with pytest.raises(UserError, match=f"in use by process {first.pid} "):
-        pretrain(small(), tmp_path / "link", overwrite=True)
+    for name, how in (("run", "resume"), ("link", "resume"), ("link", "overwrite")):
+        with pytest.raises(UserError, match=f"in use by process {first.pid} "):
+            pretrain(small(), tmp_path / name, resume=how == "resume", overwrite=how == "overwrite")
+    with pytest.raises(UserError, match="already holds another run"):
+        pretrain(small(), tmp_path / "run")
     assert go_on(first) == 0, first.said
+    assert digest(tmp_path / "run") == undisturbed
 
 
 # Checkpoints
 
 
 def test_checkpoints_of_another_run_are_neither_used_nor_deleted(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+    runs: Runs, undisturbed: str, tmp_path: Path
 ) -> None:
     """The other run has the same settings but for its seed, and is further on."""
     pretrain(small(seed=6), tmp_path / "other")
-    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 7, "kill")])
-    assert run.wait() == -signal.SIGKILL
+    runs.start(small(), tmp_path / "run", hooks=[at(STEP, 7, "kill")]).ended(-signal.SIGKILL)
     for part in ("checkpoints", "history"):
         shutil.copytree(tmp_path / "other" / part, tmp_path / "run" / part, dirs_exist_ok=True)
     theirs = contents(tmp_path / "other" / "checkpoints") | contents(tmp_path / "other" / "history")
-    resumed = runs.start(small(), tmp_path / "run", resume=True)
-    assert resumed.wait() == 0, resumed.said
+    resumed = runs.start(small(), tmp_path / "run", resume=True).ended()
     said = " ".join(resumed.said.split())
     assert "Checkpoint step-000000012 is not usable: it belongs to another run. Going back" in said
     for path, content in theirs.items():
@@ -137,7 +138,7 @@ def test_checkpoints_of_another_run_are_neither_used_nor_deleted(
     assert digest(tmp_path / "run") == undisturbed
 
 
-def test_a_lost_run_json_is_made_again_from_the_checkpoints(small: Small, copied: Path) -> None:
+def test_a_lost_run_json_is_made_again_from_the_checkpoints(copied: Path) -> None:
     described = json.loads((copied / "run.json").read_bytes())
     (copied / "run.json").unlink()
     pretrain(small(epochs=4), copied, resume=True)
@@ -146,7 +147,7 @@ def test_a_lost_run_json_is_made_again_from_the_checkpoints(small: Small, copied
 
 
 def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
-    small: Small, copied: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not taken for damage: none is gone back to, and nothing is changed."""
     newest = max((copied / "checkpoints").iterdir()) / "manifest.json"
@@ -171,10 +172,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_the_version_that_made_it(
 # Settings
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("neighbors.tau", 0.5), ("epochs", 2)],
-)
+@pytest.mark.parametrize(("field", "value"), [("neighbors.tau", 0.5), ("epochs", 2)])
 def test_an_edited_config_is_refused_with_the_name_of_the_field(copied: Path, field: str, value: Any) -> None:
     """The command line takes the settings of a resumed run from that file."""
     values = json.loads((copied / "config.json").read_text())
@@ -210,7 +208,8 @@ def test_a_disk_without_flock_takes_runs_and_refuses_a_second_on_the_same_machin
             RunFolder.open(tmp_path / "run")
     RunFolder.open(tmp_path / "run").close()
     # A process that was killed: its number may be another's by now.
-    (tmp_path / "run" / "lock").write_text(run_of(os.getpid(), started=1))
+    lock = f"process {os.getpid()} on {socket.gethostname()}\n0123456789abcdef 1\n"
+    (tmp_path / "run" / "lock").write_text(lock)
     RunFolder.open(tmp_path / "run").close()
 
 
@@ -224,12 +223,6 @@ def test_without_flock_the_earlier_of_two_machines_stops_before_its_next_save(tm
     with pytest.raises(UserError, match="may be in use by process 7 on another"):
         RunFolder.create(tmp_path, Config(), {}, overwrite=True)
     RunFolder.open(tmp_path).close()
-
-
-def run_of(pid: int, started: int) -> str:
-    import socket
-
-    return f"process {pid} on {socket.gethostname()}\n0123456789abcdef {started}\n"
 
 
 def test_a_system_without_fcntl_looks_at_runs_and_says_that_it_cannot_train(tmp_path: Path) -> None:

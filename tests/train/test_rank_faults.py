@@ -14,15 +14,15 @@ from pretrainings import (
     MANIFEST,
     STEP,
     WRITE,
-    Digest,
-    Metrics,
     Ranks,
     Runs,
-    Small,
     Torchrun,
     Whole,
     at,
+    digest,
+    metrics,
     saved_steps,
+    small,
 )
 
 from adasim.config import Config
@@ -38,7 +38,7 @@ Check = Callable[..., Any]
 
 
 @pytest.fixture
-def assert_undisturbed(whole: Whole, digest: Digest, metrics: Metrics) -> Check:
+def assert_undisturbed(whole: Whole) -> Check:
     """The same state, bit for bit, and the same losses as a run that nothing happened to."""
 
     def check(out: Path, world: int = 2) -> None:
@@ -51,12 +51,11 @@ def assert_undisturbed(whole: Whole, digest: Digest, metrics: Metrics) -> Check:
 
 
 @pytest.fixture
-def resumed_undisturbed(runs: Runs, small: Small, assert_undisturbed: Check) -> Check:
+def resumed_undisturbed(runs: Runs, assert_undisturbed: Check) -> Check:
     """Resume a run, to an end that is the same as if nothing had happened; returns what its first rank said."""
 
     def run(out: Path, world: int = 2) -> str:
-        ranks = runs.start_ranks(small(epochs=3), out, world, resume=True)
-        assert ranks.wait() == [0] * world, ranks.said
+        ranks = runs.start_ranks(small(epochs=3), out, world, resume=True).ended()
         assert not list(out.rglob(f"*{TEMPORARY}"))
         assert_undisturbed(out, world)
         return ranks.said[0]
@@ -69,7 +68,7 @@ def resumed_undisturbed(runs: Runs, small: Small, assert_undisturbed: Check) -> 
 
 @pytest.mark.parametrize(("world", "victims"), [(2, [1]), (4, [0])])
 def test_killed_in_mid_epoch_a_run_ends_with_the_bits_of_one_that_was_not(
-    runs: Runs, small: Small, resumed_undisturbed: Check, tmp_path: Path, world: int, victims: list[int]
+    runs: Runs, resumed_undisturbed: Check, tmp_path: Path, world: int, victims: list[int]
 ) -> None:
     """With a checkpoint after every step, so that it goes on in mid-epoch. The others notice and end."""
     often = small(epochs=3, save__every_minutes=0.0)
@@ -92,7 +91,7 @@ def test_killed_in_mid_epoch_a_run_ends_with_the_bits_of_one_that_was_not(
     ids=["rank 1", "rank 0"],
 )
 def test_killed_between_the_files_of_the_ranks_and_their_manifest(
-    runs: Runs, small: Small, resumed_undisturbed: Check, tmp_path: Path, kill: dict[str, Any]
+    runs: Runs, resumed_undisturbed: Check, tmp_path: Path, kill: dict[str, Any]
 ) -> None:
     ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=[kill])
     codes = ranks.wait()
@@ -115,7 +114,7 @@ def program(config: Config, out: Path, hook: dict[str, Any]) -> list[str]:
 
 
 def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
-    small: Small, torchrun: Torchrun, assert_undisturbed: Check, tmp_path: Path
+    torchrun: Torchrun, assert_undisturbed: Check, tmp_path: Path
 ) -> None:
     """Processes that start again find neither the old ones' addresses nor, in the folder, a foreign run."""
     out = tmp_path / "run"
@@ -128,9 +127,7 @@ def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
     assert_undisturbed(out)
 
 
-def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(
-    small: Small, torchrun: Torchrun, tmp_path: Path
-) -> None:
+def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(torchrun: Torchrun, tmp_path: Path) -> None:
     """They would train on to the end, and nobody could stop them."""
     out = tmp_path / "run"
     words = program(small(epochs=100, save__every_epochs=0), out, at(STEP, 4, "kill the parent", rank=1))
@@ -142,32 +139,29 @@ def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(
     assert f"Stopped after step {step}. Continue with: adasim pretrain --resume {out}" in said
 
 
-def test_a_signal_does_not_hide_that_another_rank_is_gone(runs: Runs, small: Small, tmp_path: Path) -> None:
+def test_a_signal_does_not_hide_that_another_rank_is_gone(runs: Runs, tmp_path: Path) -> None:
     """torchrun sends one to the others, which may just be leaving for this very reason."""
     hooks = [at(STEP, 5, "kill", rank=1), at("adasim.data:PairLoader.close", 1, "terminate", rank=0)]
-    ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=hooks)
-    assert ranks.wait() == [2, KILLED]
+    ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=hooks).ended(2, KILLED)
     assert "lost touch with another" in ranks.said[0]
     assert "Traceback" not in ranks.said[0]
 
 
-def test_a_killed_loader_process_is_told_by_its_own_rank(runs: Runs, small: Small, tmp_path: Path) -> None:
+def test_a_killed_loader_process_is_told_by_its_own_rank(runs: Runs, tmp_path: Path) -> None:
     config = small(epochs=3, views__in_memory=False, data__workers=1)
     hooks = [at(STEP, 4, "kill a worker", rank=1)]
-    ranks = runs.start_ranks(config, tmp_path / "run", 2, hooks=hooks)
-    assert ranks.wait() == [2, 1], ranks.said
+    ranks = runs.start_ranks(config, tmp_path / "run", 2, hooks=hooks).ended(2, 1)
     assert re.fullmatch(r"adasim: A loader process ended .*SIGKILL.*\n", ranks.said[1])
     assert "lost touch with another" in ranks.said[0]
     assert not any("Traceback" in said for said in ranks.said)
 
 
 def test_ranks_that_were_restarted_go_on_even_if_one_node_has_not_counted_it(
-    runs: Runs, small: Small, assert_undisturbed: Check, tmp_path: Path
+    runs: Runs, assert_undisturbed: Check, tmp_path: Path
 ) -> None:
     """torchrun counts a restart on the node where a rank died, and on others only if they noticed first."""
     out, config = tmp_path / "run", small(epochs=3)
-    killed = runs.start_ranks(config, out, 2, hooks=[at(STEP, 4, "kill", rank=1)])
-    assert killed.wait() == [2, KILLED]
+    runs.start_ranks(config, out, 2, hooks=[at(STEP, 4, "kill", rank=1)]).ended(2, KILLED)
     refused(runs.start_ranks(config, out, 2, restarts=[0, 0]), "already holds another run")
     assert runs.start_ranks(config, out, 2, restarts=[0, 1]).wait() == [0, 0]
     assert_undisturbed(out)
@@ -178,11 +172,10 @@ def test_ranks_that_were_restarted_go_on_even_if_one_node_has_not_counted_it(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_stops_all_within_a_step(
-    runs: Runs, small: Small, resumed_undisturbed: Check, tmp_path: Path, rank: int
+    runs: Runs, resumed_undisturbed: Check, tmp_path: Path, rank: int
 ) -> None:
     hooks = [at(STEP, 4, "terminate", rank=rank)]
-    ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=hooks)
-    assert ranks.wait() == [143, 143], ranks.said
+    ranks = runs.start_ranks(small(epochs=3), tmp_path / "run", 2, hooks=hooks).ended(143, 143)
     assert saved_steps(tmp_path / "run") == [3, 5]
     assert "Stopped after step 5. Continue with: adasim pretrain --resume" in ranks.said[0]
     assert ranks.said[1] == ""
@@ -190,7 +183,7 @@ def test_a_signal_to_one_rank_stops_all_within_a_step(
 
 
 def test_a_signal_to_all_ranks_and_their_loader_processes_saves_within_a_step(
-    runs: Runs, small: Small, digest: Digest, tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     """As a terminal or a cluster's manager sends it."""
     config = small(epochs=2, views__in_memory=False, data__workers=1)
@@ -199,8 +192,7 @@ def test_a_signal_to_all_ranks_and_their_loader_processes_saves_within_a_step(
     assert set(stopped.wait()) <= {0, 128 + signal.SIGTERM}, stopped.said
     assert saved_steps(tmp_path / "run") in ([3, 4], [3, 5])
     for out, resume in ((tmp_path / "run", True), (tmp_path / "whole", False)):
-        ranks = runs.start_ranks(config, out, 2, resume=resume)
-        assert ranks.wait() == [0, 0], ranks.said
+        runs.start_ranks(config, out, 2, resume=resume).ended()
     assert digest(tmp_path / "run") == digest(tmp_path / "whole")
 
 
@@ -216,16 +208,14 @@ def refused(ranks: Ranks, sentence: str) -> None:
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_before_a_folder_is_made(
-    runs: Runs, small: Small, tmp_path: Path
+    runs: Runs, tmp_path: Path
 ) -> None:
     ranks = runs.start_ranks(small(batch_size=18), tmp_path / "run", 4)
     refused(ranks, r"batch_size=18 cannot be divided by 4 processes\. Use --batch-size 16 or 20")
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_with_other_data_or_other_settings_are_refused(
-    runs: Runs, small: Small, tmp_path: Path
-) -> None:
+def test_ranks_with_other_data_or_other_settings_are_refused(runs: Runs, tmp_path: Path) -> None:
     out = tmp_path / "run"
     data = [small(), small(data__source="synthetic:64")]
     refused(runs.start_ranks(data, out, 2), "number of images is 48 in process 0 and 64 in process 1")
@@ -235,15 +225,14 @@ def test_ranks_with_other_data_or_other_settings_are_refused(
 
 
 def test_one_rank_lists_the_folder_and_the_others_look_for_some_of_it(
-    runs: Runs, small: Small, photos: list[Path], tmp_path: Path
+    runs: Runs, photos: list[Path], tmp_path: Path
 ) -> None:
     """Each machine may have the images at a place of its own."""
     root, out = photos[0].parent, tmp_path / "run"
     shutil.copytree(root, tmp_path / "copy")
     configs = [small(data__source=str(place), epochs=2) for place in (root, tmp_path / "copy")]
     only_the_first = [at("adasim.data.image_folder:scan", 1, "kill", rank=1)]
-    ranks = runs.start_ranks(configs, out, 2, hooks=only_the_first)
-    assert ranks.wait() == [0, 0], ranks.said
+    ranks = runs.start_ranks(configs, out, 2, hooks=only_the_first).ended()
     copies = sorted((tmp_path / "copy").iterdir())
     copies[7].write_bytes(copies[8].read_bytes())
     ranks = runs.start_ranks(configs, tmp_path / "other", 2)
@@ -275,13 +264,12 @@ def test_without_the_share_of_one_rank_the_checkpoint_before_is_taken(
 
 
 def test_a_disk_that_is_full_for_one_rank_stops_no_training(
-    runs: Runs, small: Small, assert_undisturbed: Check, tmp_path: Path
+    runs: Runs, assert_undisturbed: Check, tmp_path: Path
 ) -> None:
     """In that rank's share of the second checkpoint; the next save holds all."""
     hooks = [at(WRITE, 4, "find the disk full", rank=1, when="before")]
     out = tmp_path / "run"
-    ranks = runs.start_ranks(small(epochs=3), out, 2, hooks=hooks)
-    assert ranks.wait() == [0, 0], ranks.said
+    ranks = runs.start_ranks(small(epochs=3), out, 2, hooks=hooks).ended()
     assert re.search(r"Step 6 is not saved yet: Could not write .*No space left", ranks.said[0], re.S)
     assert ranks.said[1] == ""
     assert saved_steps(out) == [3, 9]
@@ -293,7 +281,7 @@ def test_a_disk_that_is_full_for_one_rank_stops_no_training(
 
 
 def test_a_loss_that_is_not_a_number_on_one_rank_stops_all_before_they_learn(
-    runs: Runs, small: Small, resumed_undisturbed: Check, tmp_path: Path
+    runs: Runs, resumed_undisturbed: Check, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     hooks = [at(LOSS, 5, "make the loss NaN", rank=1)]
@@ -317,7 +305,7 @@ def photos(tmp_path: Path) -> list[Path]:
 
 
 def test_images_that_cannot_be_read_are_counted_over_all_ranks(
-    runs: Runs, small: Small, photos: list[Path], tmp_path: Path
+    runs: Runs, photos: list[Path], tmp_path: Path
 ) -> None:
     """Each rank meets no more of them than are allowed, and both together do."""
     config = small(data__source=str(photos[0].parent), views__in_memory=False, data__max_unreadable=0.05)

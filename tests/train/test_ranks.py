@@ -4,14 +4,13 @@ Most runs here are ranks forked by driver.py with torchrun's variables; a few ar
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import free_port
-from pretrainings import STEP, Digest, Metrics, Ranks, Runs, Small, Torchrun, Whole, loaded
+from pretrainings import STEP, Ranks, Runs, Torchrun, Whole, arguments, digest, loaded, metrics, small
 
 from adasim.config import Config
 from adasim.neighbors import NeighborMemory
@@ -74,7 +73,7 @@ def memory(out: Path) -> NeighborMemory:
     ],
 )
 def test_lists_distributions_and_partners_are_the_same_bits_on_any_number_of_ranks(
-    runs: Runs, small: Small, tmp_path: Path, pairs: str, timing: str, worlds: tuple[int, ...]
+    runs: Runs, tmp_path: Path, pairs: str, timing: str, worlds: tuple[int, ...]
 ) -> None:
     """Given the same features. Losses, which are the encoder's own, agree up to rounding."""
     config = small(pairs=pairs, neighbors__timing=timing, neighbors__window=2, data__source="synthetic:36")
@@ -99,7 +98,7 @@ def test_lists_distributions_and_partners_are_the_same_bits_on_any_number_of_ran
             assert torch.equal(tensor, kept[name]), name
 
 
-def test_an_encoder_without_batch_norm_has_the_losses_of_one_process(whole: Whole, metrics: Metrics) -> None:
+def test_an_encoder_without_batch_norm_has_the_losses_of_one_process(whole: Whole) -> None:
     """And draws the same partners, though its features differ in their last bits."""
     out, alone = whole(1)[0], Story(whole(1)[1])
     assert alone.bootstrapped() > 0
@@ -117,9 +116,7 @@ def test_an_encoder_without_batch_norm_has_the_losses_of_one_process(whole: Whol
 
 
 @pytest.mark.parametrize("method", ["dino", "simsiam", "nnclr"])
-def test_batch_norm_looks_at_the_images_of_all_ranks(
-    runs: Runs, small: Small, tmp_path: Path, method: str
-) -> None:
+def test_batch_norm_looks_at_the_images_of_all_ranks(runs: Runs, tmp_path: Path, method: str) -> None:
     config = small(method=method, model__name="resnet_tiny", model__drop_path=0.0, optim__lr=1e-3, epochs=2)
     stories, states = [], []
     for world in (1, 2):
@@ -140,14 +137,7 @@ def test_batch_norm_looks_at_the_images_of_all_ranks(
 # Launchers
 
 
-def test_two_nodes_on_loopback_train_together(
-    runs: Runs,
-    small: Small,
-    digest: Digest,
-    arguments: Callable[..., list[str]],
-    torchrun: Torchrun,
-    tmp_path: Path,
-) -> None:
+def test_two_nodes_on_loopback_train_together(runs: Runs, torchrun: Torchrun, tmp_path: Path) -> None:
     """To the bits of ranks that the tests start here. For torchrun on one node see test_rank_faults.py."""
     where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     command = ["-m", "adasim", *arguments(small(epochs=3), tmp_path / "run")]
@@ -164,9 +154,7 @@ def test_two_nodes_on_loopback_train_together(
 # Resumed by another number of ranks
 
 
-def test_a_run_goes_on_in_mid_epoch_with_other_numbers_of_ranks(
-    runs: Runs, small: Small, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_in_mid_epoch_with_other_numbers_of_ranks(runs: Runs, tmp_path: Path) -> None:
     """1, then 2, then 4, then 1 again. What finished epochs have left on the disk is not written again."""
     config = small(neighbors__window=3, epochs=5)
     alone = Story(trained(runs.start_ranks(config, tmp_path / "alone", 1)))

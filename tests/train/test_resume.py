@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretrainings import MANIFEST, STEP, WRITE, Digest, Metrics, Run, Runs, Small, at
+from pretrainings import MANIFEST, STEP, WRITE, Run, Runs, at, digest, metrics, small
 
 import adasim
 from adasim.config import Config
@@ -57,10 +57,8 @@ class Chain:
 class Trial:
     """Runs chains, and compares them with runs that nothing happened to."""
 
-    def __init__(
-        self, runs: Runs, small: Small, digest: Digest, metrics: Metrics, folders: pytest.TempPathFactory
-    ) -> None:
-        self.runs, self.small, self.metrics, self.folders = runs, small, metrics, folders
+    def __init__(self, runs: Runs, folders: pytest.TempPathFactory) -> None:
+        self.runs, self.folders = runs, folders
         self.digest = functools.cache(digest)
         self.undisturbed: dict[str, Path] = {}
 
@@ -75,7 +73,7 @@ class Trial:
         """Go through all chains to their ends, side by side; returns their folders."""
         outs = [self.folders.mktemp("chain") / "run" for _ in chains]
         active = [
-            chain.processes(self.runs, self.small(**chain.changes), out)
+            chain.processes(self.runs, small(**chain.changes), out)
             for chain, out in zip(chains, outs, strict=True)
         ]
         while active:
@@ -98,7 +96,7 @@ class Trial:
         """Same state, same metrics, same encoder, nothing left lying about."""
         reference = self.uninterrupted(changes)
         assert self.digest(out) == self.digest(reference)
-        assert without_times(self.metrics(out)) == without_times(self.metrics(reference))
+        assert without_times(metrics(out)) == without_times(metrics(reference))
         ours, theirs = ((run / "backbone.safetensors").read_bytes() for run in (out, reference))
         assert ours == theirs
         assert snapshots(out) == snapshots(reference)
@@ -116,10 +114,8 @@ def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def trial(
-    runs: Runs, small: Small, digest: Digest, metrics: Metrics, tmp_path_factory: pytest.TempPathFactory
-) -> Trial:
-    return Trial(runs, small, digest, metrics, tmp_path_factory)
+def trial(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    return Trial(runs, tmp_path_factory)
 
 
 RESNET = {"model__name": "resnet_tiny"}
@@ -193,19 +189,19 @@ def test_killed_by_the_clock(trial: Trial, tmp_path: Path) -> None:
     """At moments nobody chose, with loader processes, until it gets through."""
     out, killed = tmp_path / "run", 0
     for workers in (2, 0, 1, 2):
-        config = trial.small(views__in_memory=False, data__workers=workers, save__every_minutes=0.0)
+        config = small(views__in_memory=False, data__workers=workers, save__every_minutes=0.0)
         run = trial.runs.start(config, out, resume=(out / "config.json").exists())
         time.sleep(random.SystemRandom().uniform(0.05, 1.0))
         os.kill(run.pid, signal.SIGKILL)
         killed += run.wait() == -signal.SIGKILL
-    config = trial.small(views__in_memory=False)
+    config = small(views__in_memory=False)
     last = trial.runs.start(config, out, resume=(out / "config.json").exists())
     assert last.wait() == 0, last.said
     assert killed
     trial.assert_same(out, {"views__in_memory": False, "neighbors__timing": "previous"})
 
 
-def test_the_digest_sees_every_part_of_the_state(small: Small) -> None:
+def test_the_digest_sees_every_part_of_the_state() -> None:
     changes: list[Callable[[Any], Any]] = [
         lambda s: None,
         lambda s: s.method.student.backbone.net.cls_token.data.add_(1e-6),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import flip, in_one_line
-from pretrainings import Digest, Runs, Small, kill_at, newest, saved_steps
+from pretrainings import Runs, digest, kill_at, newest, saved_steps, small
 
 from adasim.api import pretrain
 from adasim.data import Batch, open_images
@@ -47,9 +47,7 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # When
 
 
-def test_a_run_saves_by_epochs_by_the_clock_and_at_its_end(
-    small: Small, digest: Digest, tmp_path: Path, saves: list[int]
-) -> None:
+def test_a_run_saves_by_epochs_by_the_clock_and_at_its_end(tmp_path: Path, saves: list[int]) -> None:
     """With a window of two epochs, of which a checkpoint may have written neither."""
     often = {"save__every_epochs": 0, "save__every_minutes": 0.0}
     for name, changes, expected in (
@@ -66,7 +64,7 @@ def test_a_run_saves_by_epochs_by_the_clock_and_at_its_end(
 
 
 def test_snapshots_are_the_encoders_of_their_epochs_and_one_that_a_full_disk_refuses_is_lost(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small(epochs=4, save__every_epochs=0, save__encoder_every=2)
     encoders = {}
@@ -94,7 +92,7 @@ def test_snapshots_are_the_encoders_of_their_epochs_and_one_that_a_full_disk_ref
 
 @pytest.mark.parametrize("method", ["dino", "simsiam"])
 def test_the_disk_that_a_run_will_take_is_told_before_the_first_step(
-    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
     changes: dict[str, Any] = {"method": method, "optim__name": "sgd"} if method == "simsiam" else {}
     changes |= {"epochs": 4, "neighbors__window": 2, "neighbors__k": 40, "save__keep": 3}
@@ -123,7 +121,7 @@ def test_the_disk_that_a_run_will_take_is_told_before_the_first_step(
     ids=["small", "does not tell its size"],  # as some network and FUSE mounts
 )
 def test_a_disk_that_is_too_small_is_told_of(
-    disk: tuple[int, int, int], words: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: tuple[int, int, int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("adasim.train.budget.shutil.disk_usage", lambda path: disk)
     said = disk_needed(build_state(small(), 48), small(), tmp_path, ALONE)
@@ -131,7 +129,7 @@ def test_a_disk_that_is_too_small_is_told_of(
 
 
 def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step_and_leaves_no_run(
-    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = shutil.disk_usage(tmp_path)._replace(free=9_000)
     with monkeypatch.context() as patched:
@@ -159,9 +157,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
         {"pairs": "standard", "save__encoder_every": 2},
     ],
 )
-def test_the_plan_and_the_run_tell_the_same_disk(
-    changes: dict[str, Any], small: Small, tmp_path: Path
-) -> None:
+def test_the_plan_and_the_run_tell_the_same_disk(changes: dict[str, Any], tmp_path: Path) -> None:
     config = small(**changes)
     planned = {
         what: value for what, value, _ in lines(config, open_images("synthetic:48"), "cpu", 1e9, 1, 16)
@@ -170,7 +166,7 @@ def test_the_plan_and_the_run_tell_the_same_disk(
     assert f": {planned['disk']} in {tmp_path}." in said
 
 
-def test_equal_encoders_are_equal_files(small: Small, tmp_path: Path) -> None:
+def test_equal_encoders_are_equal_files(tmp_path: Path) -> None:
     """safetensors itself writes its header in an order that changes from file to file."""
     backbone = build_backbone(small().model, 16, student=False)
     for i in range(12):
@@ -189,17 +185,16 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture(scope="module")
-def killed(runs: Runs, small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a window of three epochs that was killed in its fourth."""
     out = tmp_path_factory.mktemp("killed") / "run"
-    run = runs.start(small(epochs=6, neighbors__window=3), out, hooks=kill_at(10))
-    assert run.wait() == -signal.SIGKILL, run.said
+    runs.start(small(epochs=6, neighbors__window=3), out, hooks=kill_at(10)).ended(-signal.SIGKILL)
     return out
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_damaged_lists_that_every_checkpoint_needs_count_as_those_of_images_not_visited(
-    small: Small, killed: Path, tmp_path: Path, damage: Callable[[Path], None]
+    killed: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     """Those of the first epoch, on which the checkpoints after epochs 2 and 3 look back."""
     out, config = Path(shutil.copytree(killed, tmp_path / "run")), small(epochs=6, neighbors__window=3)
@@ -219,32 +214,19 @@ def test_damaged_lists_that_every_checkpoint_needs_count_as_those_of_images_not_
     assert maimed.digest() == whole.digest()
 
 
-def test_a_run_that_lost_lists_goes_on_and_loses_no_more(
-    runs: Runs, small: Small, killed: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_lost_lists_goes_on_and_loses_no_more(runs: Runs, killed: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(killed, tmp_path / "run"))
     flip(min((out / "history").iterdir()))
     again = runs.start(
         small(epochs=6, neighbors__window=3, save__every_minutes=0.0), out, resume=True, hooks=kill_at(2)
-    )
-    assert again.wait() == -signal.SIGKILL, again.said
+    ).ended(-signal.SIGKILL)
     assert "without the lists of epoch 1" in in_one_line(again.said)
-    resumed = runs.start(small(epochs=6, neighbors__window=3), out, resume=True)
-    assert resumed.wait() == 0, resumed.said
+    resumed = runs.start(small(epochs=6, neighbors__window=3), out, resume=True).ended()
     assert "without the lists" not in in_one_line(resumed.said)
 
 
-def test_a_whole_checkpoint_is_preferred_to_one_without_its_lists(copied: Path) -> None:
-    """Going back an epoch costs time; the lists would cost the run's bits."""
-    flip(max((copied / "history").iterdir()))
-    said: list[str] = []
-    checkpoint = newest(copied, said.append)
-    assert (checkpoint.step, checkpoint.lost) == (6, {})
-    assert "Going back to step-000000006" in said[0]
-
-
 def test_lists_damaged_during_the_run_are_written_again(
-    small: Small, digest: Digest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, save = tmp_path / "run", Training.save
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from helpers import until
 from PIL import Image
-from pretrainings import STEP, WRITE, Digest, Ranks, Runs, Small, _arguments, at, saved_steps
+from pretrainings import STEP, WRITE, Ranks, Runs, arguments, at, digest, saved_steps, small
 
 from adasim.api import pretrain
 from adasim.util.interrupts import STOP, Interrupts, Stopped, StopRequests, requeue
@@ -30,7 +30,7 @@ ANSWER = "Stopping after this step and a save."
 
 @pytest.mark.parametrize("call", [STEP, WRITE], ids=["in a step", "in a save"])
 def test_the_first_interrupt_is_answered_at_once_and_a_second_one_leaves_at_once(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path, call: str
+    runs: Runs, undisturbed: str, tmp_path: Path, call: str
 ) -> None:
     """Even while a call into C takes a minute; and what was saved before is whole."""
     run = runs.start(small(), tmp_path / "run", hooks=[at(call, 5, "be busy", when="before")], command=True)
@@ -45,11 +45,10 @@ def test_the_first_interrupt_is_answered_at_once_and_a_second_one_leaves_at_once
 
 
 def test_usr1_saves_and_the_run_goes_on_and_a_sigterm_that_comes_twice_at_once_is_one_request(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+    runs: Runs, undisturbed: str, tmp_path: Path
 ) -> None:
     hooks = [at(STEP, 1, "signal USR1"), at(STEP, 4, "terminate"), at(STEP, 5, "terminate")]
-    run = runs.start(small(save__keep=9), tmp_path / "run", hooks=hooks, command=True)
-    assert run.wait() == 143, run.said
+    run = runs.start(small(save__keep=9), tmp_path / "run", hooks=hooks, command=True).ended(143)
     assert run.said.count("SIGUSR1: saving after this step.") == 1
     assert run.said.count(ANSWER) == 1
     assert "Stopped after step 5. Continue with: adasim pretrain --resume" in run.said
@@ -58,24 +57,21 @@ def test_usr1_saves_and_the_run_goes_on_and_a_sigterm_that_comes_twice_at_once_i
     assert digest(tmp_path / "run") == undisturbed
 
 
-def test_a_closed_pipe_stops_the_run_with_a_checkpoint_and_an_exit_code(
-    runs: Runs, small: Small, tmp_path: Path
-) -> None:
+def test_a_closed_pipe_stops_the_run_with_a_checkpoint_and_an_exit_code(runs: Runs, tmp_path: Path) -> None:
     """`adasim pretrain ... | head -n 1`"""
     config = small(views__in_memory=False, data__workers=2)
-    run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 3, "lose the reader")], command=True)
-    assert run.wait() == 141, run.said
+    run = runs.start(config, tmp_path / "run", hooks=[at(STEP, 3, "lose the reader")], command=True).ended(
+        141
+    )
     assert "Continue with: adasim pretrain --resume" in run.said
     assert "Traceback" not in run.said
     assert 3 <= saved_steps(tmp_path / "run")[-1] <= 5
 
 
-def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(
-    small: Small, digest: Digest, tmp_path: Path
-) -> None:
+def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     """A real one: its end hangs up the run, whose words nobody can take any more."""
     out = tmp_path / "run"
-    words = _arguments(small(epochs=5000, save__every_epochs=0), out)
+    words = arguments(small(epochs=5000, save__every_epochs=0), out)
     process, terminal = pty.fork()
     if process == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
@@ -95,20 +91,20 @@ def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(
 
 
 def test_a_run_that_was_interrupted_in_its_last_step_is_complete_and_what_follows_is_not_started(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+    runs: Runs, undisturbed: str, tmp_path: Path
 ) -> None:
-    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 12, "interrupt")], command=True)
-    assert run.wait() == 130, run.said
+    run = runs.start(small(), tmp_path / "run", hooks=[at(STEP, 12, "interrupt")], command=True).ended(130)
     assert "the run is complete" in run.said
     assert digest(tmp_path / "run") == undisturbed
 
 
 def test_an_output_that_cannot_be_written_does_not_end_a_run(
-    runs: Runs, small: Small, digest: Digest, undisturbed: str, tmp_path: Path
+    runs: Runs, undisturbed: str, tmp_path: Path
 ) -> None:
     """A log on a full disk: the run is there, and the command says what is missing."""
-    run = runs.start(small(), tmp_path / "run", command=True, hooks=[at(STEP, 2, "write to a full disk")])
-    assert run.wait() == 1
+    run = runs.start(
+        small(), tmp_path / "run", command=True, hooks=[at(STEP, 2, "write to a full disk")]
+    ).ended(1)
     assert "Not everything could be written to standard output: No space left on device." in run.said
     assert digest(tmp_path / "run") == undisturbed
 
@@ -127,8 +123,6 @@ def scontrol(tmp_path: Path) -> tuple[dict[str, str], Path]:
 
 def test_usr1_under_slurm_requeues_once(
     runs: Runs,
-    small: Small,
-    digest: Digest,
     whole: Callable[[int], tuple[Path, Ranks]],
     scontrol: tuple[dict[str, str], Path],
     tmp_path: Path,
@@ -137,14 +131,12 @@ def test_usr1_under_slurm_requeues_once(
     env, calls = scontrol
     out, config = tmp_path / "run", small(epochs=3)
     hooks = [at(STEP, 4, "signal USR1"), at(STEP, 5, "signal USR1")]
-    ranks = runs.start_ranks(config, out, 2, hooks=hooks, env=env)
-    assert ranks.wait() == [138, 138], ranks.said
+    ranks = runs.start_ranks(config, out, 2, hooks=hooks, env=env).ended(138, 138)
     assert calls.read_text() == "requeue 77\n"
     assert "Slurm will start job 77 again." in ranks.said[0]
     assert ranks.said[1] == ""
     assert saved_steps(out) == [3, 5]
-    again = runs.start_ranks(config, out, 2, env={**env, "SLURM_RESTART_COUNT": "1"})
-    assert again.wait() == [0, 0], again.said
+    runs.start_ranks(config, out, 2, env={**env, "SLURM_RESTART_COUNT": "1"}).ended()
     assert calls.read_text() == "requeue 77\n"
     assert digest(out) == digest(whole(2)[0])
 
@@ -163,11 +155,10 @@ def test_a_requeue_that_slurm_refuses_is_told(
 
 @pytest.mark.parametrize("call", ["pretrain:open_images", "pretrain:build_state"])
 def test_an_interrupt_while_a_run_is_made_leaves_without_a_traceback(
-    runs: Runs, small: Small, tmp_path: Path, call: str
+    runs: Runs, tmp_path: Path, call: str
 ) -> None:
     hooks = [at(f"adasim.train.{call}", 1, "interrupt")]
-    run = runs.start(small(), tmp_path / "run", hooks=hooks, command=True)
-    assert run.wait() == 130
+    run = runs.start(small(), tmp_path / "run", hooks=hooks, command=True).ended(130)
     assert run.said.endswith("adasim: Interrupted, leaving. Once more leaves at once.\n")
     assert "Traceback" not in run.said
     assert not (tmp_path / "run").exists()
