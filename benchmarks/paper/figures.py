@@ -172,7 +172,9 @@ def _partners(results: Results, path: Path) -> None:
         label = f"{arm_name(arm)} ({joined:.0f}% joined, {len(gains)} seed{'s' * (len(gains) > 1)})"
         last.annotate(label, (0.02, place - 0.22), xycoords=("axes fraction", "data"), fontsize=10)
     last.axvline(0, color=BLACK, linewidth=1)
-    last.set(title="From a trained encoder: which right partners?", xlabel="k-NN, gain over standard pairs, points")
+    last.set(
+        title="From a trained encoder: which right partners?", xlabel="k-NN, gain over standard pairs, points"
+    )
     last.set(yticks=[], ylim=(len(shown) - 0.5, -0.6))
     _save(figure, path)
 
