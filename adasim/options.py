@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from adasim.util.errors import UserError
 from adasim.util.fields import Count, Natural, Pixels, Share, Temperature, Width, check_fields
@@ -33,8 +33,6 @@ SIAMESE_VIEWS: dict[str, Any] = {  # Chen and He, 2021: both views alike
 class DinoSettings:
     """DINO's head, temperatures and teacher."""
 
-    FIXED: ClassVar = ("student_temp", "teacher_temp_start")
-    """What is set in Python alone: no option of the command line."""
     out_dim: Width = 65536
     """Prototypes: width of the head's output."""
     hidden_dim: Width = 2048

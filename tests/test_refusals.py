@@ -29,7 +29,7 @@ REFUSED = {
     "pretrain demo --views.scale 0.1 --epochs 5": "--views.scale 0.1: not 2 numbers.",
     "pretrain demo --views.std 0.2 b": "--views.std 0.2 b: not a list of numbers.",
     "pretrain demo --views.mean 1e30": "views.mean=1e+30 must be between 0 and 1",
-    "pretrain demo --method dino --dino.teacher-temp 1e309": "dino.teacher_temp=inf is not finite.",
+    "pretrain demo --method dino --dino.student-temp 1e309": "dino.student_temp=inf is not finite.",
     "pretrain demo --data nowhere": "No such folder: nowhere. Check --data.",
     "pretrain demo --data nowhere.npz": "No such file: nowhere.npz. Check --data.",
     "pretrain demo --exclude no.csv": "No such file: no.csv. Check --exclude.",

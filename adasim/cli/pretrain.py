@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, make_dataclass, replace
-from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import tyro
 from rich.text import Text
@@ -218,35 +217,22 @@ def parse(
     about: str | None = None,
 ) -> Any:
     """The arguments of a run as typed; `own` and `config` are the defaults."""
-    kind = with_settings(kind, config)
-    default = kind(**own, config=config)
-    asked = read_arguments(kind, arguments, command, default=default, description=about)
-    sections = {name: section for name in OWN_SETTINGS if (section := getattr(config, name)) is not None}
-    typed = {name: replace(section, **vars(getattr(asked, name))) for name, section in sections.items()}
+    sections = {name: value for name in OWN_SETTINGS if (value := getattr(config, name)) is not None}
+    default = with_settings(kind, config)(**own, **sections, config=config)
+    asked = read_arguments(type(default), arguments, command, default=default, description=about)
+    typed = {name: value for name in sections if (value := getattr(asked, name)) is not None}
     asked.config = replace(asked.config, **typed)
     return asked
 
 
 def with_settings(kind: type[Any], config: Config) -> type[Any]:
     """The arguments with options for the settings of the method and of the pair policy, under their names."""
-    fields: list[Any] = []
-    for name, (owner, _) in OWN_SETTINGS.items():
-        if (settings := getattr(config, name)) is not None:
-            section: Any = without_fixed(type(settings))
-            shown = Annotated[section, tyro.conf.arg(name=getattr(config, owner))]
-            fields.append((name, shown, field(default_factory=partial(section, **vars(settings)))))
-    return make_dataclass(kind.__name__, fields, bases=(kind,), kw_only=True)
-
-
-def without_fixed(settings: type[Any]) -> type[Any]:
-    """The same class without options for those settings that are set in Python alone."""
-    hints = get_type_hints(settings, include_extras=True)
-    fixed: list[Any] = [
-        (name, Annotated[hints[name], tyro.conf.Suppress], field(default=getattr(settings, name)))
-        for name in getattr(settings, "FIXED", ())
+    fields: list[Any] = [
+        (name, Annotated[type(section), tyro.conf.arg(name=getattr(config, owner))], field(default=None))
+        for name, (owner, _) in OWN_SETTINGS.items()
+        if (section := getattr(config, name)) is not None
     ]
-    namespace = {"__doc__": settings.__doc__}
-    return make_dataclass(settings.__name__, fixed, bases=(settings,), kw_only=True, namespace=namespace)
+    return make_dataclass(kind.__name__, fields, bases=(kind,), kw_only=True)
 
 
 # Short help
