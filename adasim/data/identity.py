@@ -75,7 +75,7 @@ def check_same_data(
     late: list[int] = []  # images whose files have another modification time than before
     sample: dict[int, str] = {}
     times = saved.get("times") if listing is None else listing.states[:, 1].numpy()
-    other = _other_names(saved, images, files, listing)
+    other = _other_names(saved, images, listing)
     if not other:
         if files is not None and times is not None:
             late = np.flatnonzero(np.asarray(times) != files.states[:, 1].numpy()).tolist()
@@ -124,19 +124,17 @@ def _folder_listing(images: ImageSet) -> Listing | None:
     return images.files if isinstance(images, FolderImages) else None
 
 
-def _other_names(
-    saved: dict[str, Any], images: ImageSet, files: Listing | None, listing: Listing | None
-) -> str:
+def _other_names(saved: dict[str, Any], images: ImageSet, listing: Listing | None) -> str:
     """In words, how names, sizes, order or labels differ; empty if they do not."""
-    if "listing" in saved:
-        if saved["listing"] != (lines := images.listing()):
-            return difference(saved["listing"], lines)
-    elif listing is not None:
-        if files is None or not listing.same_files(files):
-            return difference([line for lines in listing.lines() for line in lines], images.listing())
-    elif saved["fingerprint"] != images.fingerprint():
-        lost = "which ones cannot be said: the run's listing.npz is lost or damaged"
-        return f"names, sizes or contents differ ({lost})"
+    if saved["fingerprint"] != images.fingerprint():
+        before = saved.get("listing")
+        if listing is not None:
+            before = [line for lines in listing.lines() for line in lines]
+        if before is None:
+            lost = "which ones cannot be said: the run's listing.npz is lost or damaged"
+            return f"names, sizes or contents differ ({lost})"
+        if before != (now := images.listing()):
+            return difference(before, now)
     known = saved["labels"] or images.labels_hash()  # labels may have become known since
     return "" if known == images.labels_hash() else "the labels differ"
 

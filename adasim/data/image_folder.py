@@ -93,14 +93,6 @@ class Listing:
             pairs = zip(names, sizes[start:stop].tolist(), strict=True)
             yield [f"{prefix}{name} {size}" for name, size in pairs]
 
-    def same_files(self, other: Listing) -> bool:
-        """Whether names, order and sizes are the same."""
-        return (
-            list(self.by_folder()) == list(other.by_folder())
-            and torch.equal(self.names, other.names)
-            and torch.equal(self.states[:, 0], other.states[:, 0])
-        )
-
     def select(self, ids: Tensor) -> Listing:
         """The listing of some of the files alone, whose numbers ascend."""
         names = self.part(0, len(self))

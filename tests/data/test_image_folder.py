@@ -234,7 +234,9 @@ def test_a_listing_survives_its_file_and_that_of_other_data_or_a_damaged_one_is_
     before = scan(os.fsencode(tree))
 
     def same(a: Listing | None) -> bool:
-        return a is not None and a.same_files(before) and torch.equal(a.states, before.states)
+        return (
+            a is not None and list(a.lines()) == list(before.lines()) and torch.equal(a.states, before.states)
+        )
 
     data = before.to_bytes("mine")
     again = Listing.read(io.BytesIO(data), "mine")
