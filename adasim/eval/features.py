@@ -160,8 +160,8 @@ def extract(
                 pixels = encode(backbone, transform.normalise(pixels.to(device)), kind).float().cpu()
         return ids, pixels, failed
 
-    bar_wanted = progress and ranks.is_main
-    with frozen(backbone), progress_bar(f"{images.name}: features", len(images), bar_wanted) as bar:
+    progress = progress and ranks.is_main
+    with frozen(backbone), progress_bar(f"{images.name}: features", len(images), progress) as bar:
         bar(done)
         try:
             while done < len(images):

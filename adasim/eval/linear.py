@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ def linear_probe(
         train_features: (N, D), used as they are: every epoch sees the same features (the quick mode). Or a function
             from an epoch (from 0) to its batches of features (B, D) and labels (B,), as augmentation asks for: one
             pass of the backbone feeds all rates.
-        train_labels: (N,) whole numbers, in any range; None beside a function.
+        train_labels: (N,) whole numbers, in any range; beside a function they are not looked at.
         test_features: (M, D).
         test_labels: (M,); each must occur among `train_labels`.
         num_classes: beside a function, whose labels are 0..num_classes-1.
@@ -282,6 +283,9 @@ class Linear(LinearOptions, Evaluation):
         batch_size = self.batch_size or usual
         Range(extractor.ranks.world).check("batch_size", batch_size)
 
+        classes, seed = len(split.train.classes), extractor.seed
+        learn = partial(linear_probe, num_classes=classes, epochs=self.epochs, protocol=protocol, seed=seed)
+
         def probe(rows: Tensor, test: Tensor, test_labels: Tensor, rates: Sequence[float]) -> LinearResult:
             """Heads trained on these rows of the training images, and scored on `test` after every epoch."""
             batch = batch_size if len(rows) == len(labels) else min(batch_size, len(rows))
@@ -290,22 +294,11 @@ class Linear(LinearOptions, Evaluation):
                 images, kind = Subset(split.train, features.train.ids[rows]), published.features
                 inputs = augmented_batches(extractor, images, labels[rows], self.flip, kind, batch)
                 test = test.to(extractor.device)
-            return linear_probe(
-                inputs,
-                labels[rows] if quick else None,
-                test,
-                test_labels,
-                num_classes=None if quick else len(split.train.classes),
-                rates=rates,
-                epochs=self.epochs,
-                batch_size=batch,
-                protocol=protocol,
-                seed=extractor.seed,
-            )
+            return learn(inputs, labels[rows], test, test_labels, rates=rates, batch_size=batch)
 
         tried, swept = None, SWEEP
         if len(rates) > 1:
-            rest, held = hold_out(labels, len(labels), extractor.seed, "Name one rate: --rates RATE.")
+            rest, held = hold_out(labels, len(labels), seed, "Name one rate: --rates RATE.")
             extractor.say(
                 f"A sweep of {len(rates)} rates: they are scored on {len(held):,} of the {len(labels):,} training "
                 f"images, which are held out, and the best one then learns from all."
