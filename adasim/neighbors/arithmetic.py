@@ -18,7 +18,7 @@ from adasim.dist.devices import without_autocast
 
 U = 2.0**-24  # unit roundoff of fp32
 NO_ROW = -0x7F800001 << 32  # the key of a score of -inf: that of no row
-_PAIRS = 2048  # pairs scored at once: few enough to stay in a CPU's cache
+_NUMBERS = 1 << 19  # of the pairs that are scored at once: few enough to stay in a CPU's cache
 
 
 _buffers = threading.local()
@@ -44,8 +44,9 @@ def buffer(name: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
 def scores_of_pairs(q: Tensor, rows: Tensor, queries: Tensor, ids: Tensor) -> Tensor:
     """Scores of the pairs (`queries`, `ids`), both (M,): (M,); -inf if not finite."""
     q64, scores = q.double(), q.new_empty(len(ids))
-    for start in range(0, len(ids), _PAIRS):
-        part = slice(start, min(start + _PAIRS, len(ids)))
+    at_once = max(1, _NUMBERS // q.shape[1])
+    for start in range(0, len(ids), at_once):
+        part = slice(start, min(start + at_once, len(ids)))
         shape = (part.stop - start, q.shape[1])
         z = torch.index_select(rows, 0, ids[part], out=buffer("rows", shape, rows.dtype))
         factors = buffer("factors", shape, torch.float64)

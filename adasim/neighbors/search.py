@@ -141,14 +141,33 @@ def search_by(
     if tile is None:
         one_tile = len(q) * len(rows) <= _ONE_TILE
         tile = len(rows) if one_tile else _TILE_SCORES // max(len(q), 64) // 64 * 64
-    queries, ids = candidates(product, len(rows), k, tile)
-    counts, at = np.bincount(queries, minlength=len(q)), torch.from_numpy(ids)
-    keys = pack(scores_of_pairs(q, rows, torch.from_numpy(queries), at), at).numpy()
-    return unpack(torch.from_numpy(_best_of_each(keys, counts, k, NO_ROW)))
+    queries, places, scores = candidates(product, len(rows), k, tile)
+    ids = places if product.order is None else product.order.numpy()[places]
+
+    def best(pairs: Array) -> Array:
+        """Keys (B, K) of the best of some pairs, by their exact scores."""
+        at, of = torch.from_numpy(ids[pairs]), queries[pairs]
+        keys = pack(scores_of_pairs(q, rows, torch.from_numpy(of), at), at).numpy()
+        return _best_of_each(keys, np.bincount(of, minlength=len(q)), k, NO_ROW)
+
+    if len(ids) <= 2 * k * len(q):
+        return unpack(torch.from_numpy(best(np.arange(len(ids)))))
+    # Exact scores of the most promising ones are a higher floor than any bound: most others need none.
+    values = scores * product.unit.numpy()[queries, 0]
+    kth = _best_of_each(values, np.bincount(queries, minlength=len(q)), k, -np.inf)[:, -1]
+    promising = values >= kth[queries]
+    first = best(promising.nonzero()[0])
+    floor = unpack(torch.from_numpy(first[:, -1]))[0].double().numpy() - product.offset.numpy()[:, 0]
+    margins = product.margins_of(torch.from_numpy(queries), torch.from_numpy(places)).numpy()
+    others = (~promising & (values + margins >= floor[queries])).nonzero()[0]
+    both = np.concatenate([first, best(others)], axis=1)
+    both.sort(axis=1)
+    return unpack(torch.from_numpy(both[:, : -k - 1 : -1].copy()))
 
 
-def candidates(product: FloatProduct | Int8Product, n: int, k: int, tile: int) -> tuple[Array, Array]:
-    """Queries and ids, (M,) each, of every pair that may be among the K best, by query."""
+def candidates(product: FloatProduct | Int8Product, n: int, k: int, tile: int) -> tuple[Array, ...]:
+    """Queries, the product's places of rows and inexact scores, (M,) each, of every pair that may be among the K
+    best, by query."""
     unit = product.unit.numpy()  # (B, 1)
     # Only the best row of each group counts for the floor; with enough groups that is quicker and little worse.
     group = next(g for g in (64, 32, 1) if g == 1 or 4 * min(n, tile) >= 5 * k * g)
@@ -188,8 +207,7 @@ def candidates(product: FloatProduct | Int8Product, n: int, k: int, tile: int) -
             parts = [_prune(product, parts, k)]
             if len(parts[0][1]) > limit:
                 raise TooManyCandidatesError
-    queries, ids, _ = _prune(product, parts, k)
-    return queries, ids
+    return _prune(product, parts, k)
 
 
 def _prune(product: FloatProduct | Int8Product, parts: list[tuple[Array, ...]], k: int) -> tuple[Array, ...]:
@@ -239,17 +257,18 @@ def _at_least(threshold: Array, dtype: np.dtype[Any]) -> Array:
     return np.clip(np.floor(threshold), np.iinfo(dtype).min + 1, np.iinfo(dtype).max).astype(dtype)
 
 
-# ---- products: |score * unit - (truth + a constant per query)| <= margin ----
+# ---- products: |score * unit - (truth - offset)| <= margin; unit and offset are of a query ----
 
 
 class FloatProduct:
     """fp32, with finite rows whose norms are at most `row_norm`."""
 
+    order = None  # places are the rows' own
     one_pass = 1 << 31  # the largest K for which one pass over the rows is quicker than two
 
     def __init__(self, q: Tensor, rows: Tensor, row_norm: float) -> None:
         self.q, self.rows = q, rows
-        self.unit = torch.ones(len(q), 1, dtype=torch.float64)
+        self.unit, self.offset = torch.ones(len(q), 1, dtype=torch.float64), torch.zeros(len(q), 1)
         norms = torch.linalg.vector_norm(q, dim=1, keepdim=True, dtype=torch.float64)
         # 1 %: a threshold rounded to fp32 may be up to half a unit in the last place too high.
         self.margin = 1.01 * error_of_products(q.shape[1], q.dtype) * norms * row_norm + 1e-36  # (B, 1)
@@ -283,17 +302,18 @@ class Int8Product:
 
     Taking off the mean costs nothing (it moves all scores of a query alike) and is what keeps the bound tight
     when features crowd around a common direction, as they do in every encoder. `error` is measured, not
-    estimated, so a clipped outlier only loosens the bound of its own group.
+    estimated, and rows lie in its order, so clipped outliers only loosen the bound of the few groups that they share.
     """
 
     one_pass = 32  # with a larger K a floor that rises late lets too many pairs through on the way
 
     def __init__(self, q: Tensor, quantized: QuantizedRows) -> None:
-        self.quantized = quantized
+        self.quantized, self.order = quantized, quantized.order
         scale = q.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
         codes = (q / scale).round_().clamp_(-127, 127)
         self.codes = codes.to(torch.int8)
         self.unit = scale.double() * quantized.scale
+        self.offset = q.double() @ quantized.mean.double()[:, None]
         self.norms = torch.linalg.vector_norm(q.double(), dim=1, keepdim=True)
         left_out = q.double() - codes.double() * scale.double()
         self.left_out = torch.linalg.vector_norm(left_out, dim=1, keepdim=True)
@@ -322,6 +342,7 @@ class QuantizedRows:
     def __init__(self, rows: Tensor) -> None:
         self.codes = torch.zeros(rows.shape, dtype=torch.int8)
         self.error, self.reach = torch.zeros(len(rows)), torch.zeros(len(rows))
+        self.order = self.place = torch.arange(len(rows))  # the row at each place, the place of each row
         sample = rows[:: max(1, len(rows) // 4096)].float()  # which chooses mean and scale
         self.mean = sample.mean(0)
         self.scale = _best_scale(sample - self.mean)
@@ -329,6 +350,11 @@ class QuantizedRows:
         self.pause = 0  # searches for which int8 is not tried
         for ids in torch.arange(len(rows)).split(1 << 14):
             self.write(ids, rows[ids])
+        by_error = self.error.argsort()
+        for some in self.codes.split(64, dim=1):  # a few columns at a time, of which a copy is small
+            some.copy_(some[by_error])
+        self.error, self.reach, self.order = self.error[by_error], self.reach[by_error], self.order[by_error]
+        self.place = self.order.argsort()
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Convert the rows that were just written at `ids`."""
@@ -339,9 +365,10 @@ class QuantizedRows:
         # The lines above round: relatively in the norms (D u), absolutely in the differences (a few u |z|).
         slack = 1 + 2 * (rows.shape[1] + 4) * U
         size = torch.linalg.vector_norm(centred, dim=1) + torch.linalg.vector_norm(self.mean)
-        self.codes[ids] = codes.to(torch.int8)
-        self.error[ids] = error * slack + 8 * U * size
-        self.reach[ids] = torch.linalg.vector_norm(reach, dim=1) * slack
+        places = self.place[ids]
+        self.codes[places] = codes.to(torch.int8)
+        self.error[places] = error * slack + 8 * U * size
+        self.reach[places] = torch.linalg.vector_norm(reach, dim=1) * slack
         self.row_norm = max(self.row_norm, float(size.max()) * slack)
 
     def worth_trying(self) -> bool:

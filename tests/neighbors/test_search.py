@@ -81,7 +81,7 @@ def test_many_tiles_and_both_products_agree_on_a_large_cloud() -> None:
     quantized = QuantizedRows(rows)
     assert_same(search(queries, rows, 10), expected)
     assert_same(search(queries, rows, 10, quantized=quantized), expected)
-    _, ids = candidates(Int8Product(queries, quantized), len(rows), 10, 16_384)
+    _, ids, _ = candidates(Int8Product(queries, quantized), len(rows), 10, 16_384)
     assert 160 * 10 <= len(ids) < 160 * 2000  # the bound did prune
 
 
@@ -114,7 +114,7 @@ def test_the_int8_error_bound_holds_for_every_pair() -> None:
         quantized = QuantizedRows(rows)
         queries = torch.randn(30, 20)
         product = Int8Product(queries, quantized)
-        truth = queries.double() @ (rows - quantized.mean).double().T
+        truth = queries.double() @ (rows - quantized.mean)[quantized.order].double().T
         off = (product.scores(0, 400, 400) * product.unit - truth).abs()
         assert (off <= product.margins(0, 400, 1)).all(), kind
         pairs = torch.arange(30).repeat_interleave(400), torch.arange(400).repeat(30)
