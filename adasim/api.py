@@ -61,15 +61,8 @@ def pretrain(
     config = get_recipe(config) if isinstance(config, str) else config
     if resume and data is None and not config.data.source:
         data = RunFolder.open(Path(out), lock=False).config.data.source
-    return run_pretraining(
-        config,
-        out,
-        data=data,
-        knn=knn_during_training,
-        on_step=on_step,
-        resume=resume,
-        overwrite=overwrite,
-    )
+    how: dict[str, Any] = {"on_step": on_step, "resume": resume, "overwrite": overwrite}
+    return run_pretraining(config, out, data=data, knn=knn_during_training, **how)
 
 
 def knn_during_training(encoder: Backbone, images: ImageSet, config: Config) -> float:
@@ -180,7 +173,7 @@ class Run:
         return self.read_memory(self._say)
 
     def read_memory(self, say: Callable[[str], None]) -> NeighborMemory | None:
-        """`memory`, with what there is to say of it (why there is none, which lists are lost) given to `say`."""
+        """`memory`, with what there is to say of it given to `say`."""
 
         def read(checkpoint: Checkpoint | None) -> NeighborMemory | None:
             if checkpoint is None:

@@ -247,12 +247,7 @@ def _arguments_of(kind: Any, prefix: str = "--") -> Iterator[tuple[str, Any, boo
         if tyro.conf.Suppress in notes:
             continue
         required = field.default is field.default_factory is dataclasses.MISSING
-        own = {
-            key: value
-            for note in notes
-            for key in ("name", "metavar", "aliases", "prefix_name")
-            if (value := getattr(note, key, None)) is not None
-        }
+        own = {key: value for note in notes for key, value in vars(note).items() if value is not None}
         name = own.get("name", field.name).replace("_", "-")
         if tyro.conf.Positional in notes:
             yield own["metavar"], bare, required

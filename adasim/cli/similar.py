@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -70,15 +71,10 @@ def main(arguments: Sequence[str]) -> None:
         table.add_row(str(number), f"{similarity:.4f}", name)
     console.print(table)
     if not asked.no_picture:
-        out = asked.out or _default_name(asked.image, asked.overwrite)
+        stem = f"{asked.image.stem}-similar"
+        names = (Path(f"{stem}-{number}.png" if number > 1 else f"{stem}.png") for number in count(1))
+        free = (path for path in names if asked.overwrite or not os.path.lexists(path))
+        out = asked.out or next(free)
         with write_errors(out, "name another --out, or use --no-picture"):
             contact_sheet(out, nearest, asked.image.name)
         terminal.say(f"\nPicture: {out}")
-
-
-def _default_name(image: Path, overwrite: bool) -> Path:
-    """A name for the picture, that nothing has yet unless that may be replaced."""
-    out, number = Path(f"{image.stem}-similar.png"), 2
-    while not overwrite and os.path.lexists(out):
-        out, number = Path(f"{image.stem}-similar-{number}.png"), number + 1
-    return out

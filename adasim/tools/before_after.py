@@ -65,12 +65,12 @@ def show(out: Path, console: Console) -> None:
         "knn` tell.",
         soft_wrap=True,
     )
+    del values[AFTER]
     keep(out, report.results[0], values)  # last: a full disk must not cost the table
 
 
-def keep(out: Path, after: Result, values: dict[str, float]) -> None:
+def keep(out: Path, after: Result, others: dict[str, float]) -> None:
     """Add it to the run's results, with what the other stages gave, for model cards and for `open_encoder`."""
-    others = {name: value for name, value in values.items() if name != AFTER}
     model = after.model | {"name": out.resolve().name, "origin": "the run's own table"}
     result = replace(after, model=model, metrics=after.metrics | {COMPARED: others})
     append_result(out / RESULTS_FILE, result, "cpu")
