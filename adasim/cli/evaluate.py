@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Column, Table
 
 from adasim.cli.options import (
@@ -53,19 +52,18 @@ class TableArguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`adasim eval ...`"""
-    console = terminal.console()
     if not arguments or arguments[0] in ("-h", "--help"):
         return show_evaluations()
     name, rest = arguments[0], arguments[1:]
     if name == TABLE:
-        return show_table(read_options(TableArguments, rest, f"eval {TABLE}"), console)
+        return show_table(read_options(TableArguments, rest, f"eval {TABLE}"))
     if name not in EVALUATIONS:
         near = suggest(name, [*EVALUATIONS.names(), TABLE])
         raise UserError(f"Unknown evaluation {name!r}. {near} One of your own needs --plugin FILE.")
-    evaluate(name, rest, console)
+    evaluate(name, rest)
 
 
-def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
+def evaluate(name: str, arguments: Sequence[str]) -> None:
     """Measure, print what was measured, and keep it."""
     evaluation = parse_evaluation(name, arguments)
 
@@ -78,19 +76,15 @@ def evaluate(name: str, arguments: Sequence[str], console: Console) -> None:
     if evaluation.all_snapshots:
         models = {**snapshots(Path(evaluation.model))}
         if not models:
-            raise UserError(
-                f"{evaluation.model} has no snapshots. Pretrain with --save.encoder-every N to keep the encoder of "
-                f"every N epochs."
-            )
+            raise UserError(f"{evaluation.model} has no snapshots. Pretrain with --save.encoder-every N.")
         evaluation.no_cache = True  # features of every snapshot would fill the disk
     curve = Table("epoch", Column(NAMES.get(name, name), justify="right"), box=None, padding=(0, 2))
     with Distributed.start(evaluation.device) as ranks:
-        shown = console if ranks.is_main else terminal.console(quiet=True)
+        shown = terminal.console(quiet=not ranks.is_main)
         for epoch, model in models.items():
             say = (lambda sentence: None) if curve.row_count else terminal.say  # the same of each
-            extractor = open_extractor(
-                model, evaluation, named_size=evaluation.named_size, say=say, ranks=ranks
-            )
+            size = evaluation.named_size
+            extractor = open_extractor(model, evaluation, named_size=size, say=say, ranks=ranks)
             report = evaluation.run(extractor)
             if not evaluation.all_snapshots:
                 report.show(shown)
@@ -112,19 +106,17 @@ def parse_evaluation(name: str, arguments: Sequence[str]) -> Any:
     named = [getattr(asked, option, None) for option in ("data", "train")]
     is_name = ":" not in asked.model and not os.path.exists(asked.model)
     if hasattr(asked, "data") and not any(named) and is_name:
-        raise UserError(
-            f"Which images? {asked.model} is no run with images of its own: name some with --data."
-        )
+        raise UserError(f"Which images? {asked.model} is no run with its own: name some with --data.")
     return with_options(EVALUATIONS[name], Encoder)(**vars(asked))
 
 
-def show_table(arguments: TableArguments, console: Console) -> None:
+def show_table(arguments: TableArguments) -> None:
     for run in arguments.runs:
         check_file(run, "its spelling")
 
     from adasim.eval.results import LEGEND, compare, print_comparison, to_latex, to_markdown
 
-    aside = terminal.console(stderr=True)  # the table may be on its way into a file
+    console, aside = terminal.console(), terminal.console(stderr=True)  # the table may go into a file
     comparison = compare(list(arguments.runs), lambda sentence: aside.print(sentence, soft_wrap=True))
     if arguments.format == "terminal":
         print_comparison(comparison, console)
@@ -140,6 +132,5 @@ def show_evaluations() -> None:
     rows = [(name, text.strip().partition("\n")[0]) for name, text in explained.items()]
     rows.append((TABLE, "Compare runs: the results side by side, also as Markdown or LaTeX."))
     ending = f"MODEL: {MODEL} Results are kept in the run's results.jsonl."
-    show_help(
-        "adasim eval WHAT MODEL [options]", rows, f"{ending}\nadasim eval WHAT --help shows every option."
-    )
+    ending += "\nadasim eval WHAT --help shows every option."
+    show_help("adasim eval WHAT MODEL [options]", rows, ending)

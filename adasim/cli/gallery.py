@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import tyro
 
@@ -81,8 +81,7 @@ def main(arguments: Sequence[str]) -> None:
 def names(asked: GalleryArguments) -> tuple[Path, tuple[str, ...]]:
     """How the names of all files begin, and the formats of the picture."""
     kind = asked.pick if asked.pick in KINDS else "picked"
-    out = asked.out if asked.out is not None else asked.run if asked.run is not None else Path()
-    formats: tuple[str, ...] = asked.format
+    out, formats = asked.out or asked.run or Path(), cast(tuple[str, ...], asked.format)
     if out.is_dir():
         out /= f"gallery-{kind}"
     elif (suffix := out.suffix.lower().removeprefix(".")) in ("png", "pdf"):

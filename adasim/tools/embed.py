@@ -226,7 +226,6 @@ def _read(image: str | Path | Image.Image) -> Tensor:
 
 
 def _feature(extractor: Extractor, query: Tensor) -> Tensor:
-    """The query's feature (1, D)."""
     backbone = extractor.encoder.backbone
     with frozen(backbone), torch.inference_mode():
         view = extractor.encoder.transform(query)[None].to(extractor.device)

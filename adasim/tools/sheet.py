@@ -147,7 +147,6 @@ class _Sheet:
         self.text(x, y + side + 0.24, cell.second, room, **cell.style)
 
     def bar(self, x: float, y: float, width: float, share: float, colour: str) -> None:
-        """A bar of up to `width` inches on a pale track."""
         self._rectangle(x, y, width, 0.1, _TRACK)
         self._rectangle(x, y, width * share, 0.1, colour)
 
@@ -202,7 +201,7 @@ def plain_look() -> Iterator[None]:
     from matplotlib import style
     from matplotlib.font_manager import fontManager
 
-    installed = set(fontManager.get_font_names())
+    installed = fontManager.get_font_names()
     families = ["DejaVu Sans", *(name for name in _SCRIPTS if name in installed)]
     look = {"font.family": families, "pdf.fonttype": 42, "image.composite_image": False}
     log = logging.getLogger("matplotlib.font_manager")
