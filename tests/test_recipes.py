@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from adasim.config import Config
+from adasim.methods import build_method
 from adasim.recipes import RECIPES, get_recipe
 from adasim.util.errors import UserError
 
@@ -81,6 +82,17 @@ def test_every_recipe_names_itself_explains_itself_and_survives_the_round_trip(n
     assert (RECIPES[name].__doc__ or "").splitlines()[0].endswith(".")
     config.check(num_images=1_281_167, has_labels=False)
     assert get_recipe(name) is not config
+
+
+@pytest.mark.parametrize("name", ["desk-vit", "desk-resnet", "demo"])
+def test_desk_recipes_are_small_enough_for_a_cpu(name: str) -> None:
+    config = get_recipe(name)
+    assert config.views.size == 32
+    assert config.views.in_memory
+    assert config.views.blur == 0
+    for channels in (1, 3):
+        method = build_method(config, 32, channels)
+        assert sum(p.numel() for p in method.eval_encoder.parameters()) < 1e6
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import warnings
 import xml.etree.ElementTree as ET
@@ -20,7 +21,7 @@ import adasim
 from adasim.api import load_run
 from adasim.cli.pretrain import finish
 from adasim.eval.results import Result, append_result
-from adasim.tools.plot import COLOURS, DPI, MOST_LINES, PANELS, RunCurves, band, draw, group
+from adasim.tools.plot import COLOURS, DPI, MARKERS, MOST_LINES, PANELS, RunCurves, band, draw, group
 from adasim.util.errors import UserError
 
 Make = Callable[..., Path]
@@ -237,6 +238,24 @@ def test_every_letter_is_readable_in_a_talk_and_has_a_place_of_its_own(finished:
         assert min(text.get_fontsize() for text in texts) * DPI / 72 >= 18
     looks = {(line.get_color(), line.get_marker()) for line in panel(figure, "Loss").lines}
     assert len(looks) == 12  # more than there are colours, and still all different
+
+
+def test_people_of_any_colour_vision_tell_the_colours_apart() -> None:
+    """Machado, Oliveira and Fernandes (2009), severity 1; distances in CIELAB, where 2.3 is just noticeable."""
+    matrices = [  # protanopia, deuteranopia, tritanopia; by rows
+        [0.152286, 1.052583, -0.204868, 0.114503, 0.786281, 0.099216, -0.003882, -0.048116, 1.051998],
+        [0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.011820, 0.042940, 0.968881],
+        [1.255528, -0.076749, -0.178779, -0.078411, 0.930809, 0.147602, 0.004733, 0.691367, 0.303900],
+    ]
+    coded = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in COLOURS])
+    light = np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    for matrix in matrices:
+        seen = np.clip(light @ np.array(matrix).reshape(3, 3).T, 0, 1)
+        f = np.cbrt(seen @ to_xyz.T / [0.9505, 1, 1.089])
+        lab = np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], 1)
+        assert min(math.dist(a, b) for a, b in combinations(lab, 2)) > 8
+    assert len(set(MARKERS)) == len(COLOURS) + 1
 
 
 def test_names_of_folders_are_text_and_nothing_else(make: Make, tmp_path: Path) -> None:
