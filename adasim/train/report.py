@@ -305,8 +305,8 @@ class Progress:
         self._console.print(line, markup=False, emoji=False, soft_wrap=True)
 
     def _bar(self) -> Group:
-        right = Column(justify="right", no_wrap=True)
-        line = Table.grid(Column(no_wrap=True), Column(ratio=1), right, right, padding=(0, 1), expand=True)
+        right = (Column(justify="right", no_wrap=True) for _ in range(2))  # a column holds its cells
+        line = Table.grid(Column(no_wrap=True), Column(ratio=1), *right, padding=(0, 1), expand=True)
         line.add_row(
             Text.assemble("Epoch ", (self._epoch(), "bold")),
             ProgressBar(total=max(1, self.total_steps), completed=self.step),
