@@ -40,7 +40,7 @@ METHOD_NAMES = {
     "glyphs-dino-0": "DINO, glyphs, first draw of fonts",
     "glyphs-dino-1": "DINO, glyphs, second draw",
     "cifar-96": "DINO from EfficientNet-Lite0, CIFAR-10 at 96 pixels",
-    "clothes": "DINO from EfficientNet-Lite0, clothes at 112 pixels",
+    "clothes": "DINO from EfficientNet-Lite0, clothes at 96 pixels",
 }
 
 BENCH_NAMES = {
