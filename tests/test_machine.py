@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from adasim.cli.demo import tell_if_busy
+from adasim.cli.demo import epochs_in_time, tell_if_busy
 from adasim.util import machine
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
@@ -44,3 +44,10 @@ def test_the_demo_says_when_others_use_the_cores(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == ""
     tell_if_busy(1.31, 2)
     assert "1.3 of this machine's 2 cores" in capsys.readouterr().out
+
+
+def test_the_demo_trains_fewer_epochs_where_all_would_take_much_more_than_three_minutes() -> None:
+    assert epochs_in_time(1000, images=3000, most=60) == 60
+    assert epochs_in_time(910, images=3000, most=60) == 60  # 198 s
+    assert epochs_in_time(600, images=3000, most=60) == 30  # 150 s
+    assert epochs_in_time(11, images=3000, most=60) == 20

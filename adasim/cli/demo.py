@@ -25,6 +25,12 @@ FILES = {
 }
 
 
+_PATIENCE_S = 200
+"""All epochs are trained where that takes less, about three minutes on two free cores; else as many as take:"""
+_TRAINING_S = 150
+_FEWEST = 20
+
+
 @dataclass(kw_only=True)
 class DemoArguments:
     """Pretrain a small ResNet on generated images with AdaSim pairs (about three minutes on two cores), then
@@ -34,8 +40,9 @@ class DemoArguments:
     """The run folder to make; by default the first free one of runs/demo, runs/demo-2, ..."""
     seed: int = 0
     """The random seed."""
-    epochs: Annotated[int, Range(2)] = 60  # the first has no partners
-    """Fewer are sooner done and learn less; two are the least."""
+    epochs: Annotated[int, Range(2)] | None = None  # the first has no partners
+    """By default 60, or as many as end in three minutes where the machine is slow or busy. Fewer learn less; two are
+    the least."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -47,6 +54,8 @@ def main(arguments: Sequence[str]) -> None:
     tell_if_busy(os.getloadavg()[0], os.cpu_count() or 1)
 
     from adasim.api import load_run, pretrain
+    from adasim.data import open_images
+    from adasim.dist.processes import Distributed
     from adasim.explore.gallery import pick, render, rows_of, supports_of_run
     from adasim.explore.open import open_run
     from adasim.explore.page import explore, write_page
@@ -54,14 +63,28 @@ def main(arguments: Sequence[str]) -> None:
     from adasim.recipes import for_epochs, get_recipe
     from adasim.tools.before_after import show as show_gain
     from adasim.tools.plot import plot
+    from adasim.train.budget import time_steps
     from adasim.util.files import atomic_write
 
-    config = for_epochs(get_recipe("demo"), asked.epochs) if asked.epochs != 60 else get_recipe("demo")
+    config = get_recipe("demo")
+    epochs, reason = asked.epochs, ""
+    if epochs is None:
+        images = open_images(config.data.source, size=config.views.size)
+        with Distributed.start() as ranks:
+            speed = time_steps(config, images, ranks, seconds=3.0).images_per_second
+        epochs = epochs_in_time(speed, len(images), config.epochs)
+        if epochs < config.epochs:
+            reason = (
+                f" instead of {config.epochs}: this machine trains {speed:,.0f} images/s now, and three minutes "
+                f"are to be enough. `--epochs {config.epochs}` learns more"
+            )
+    if epochs != config.epochs:
+        config = for_epochs(config, epochs)
     config.seed = asked.seed
-    config.eval.every = max(1, asked.epochs // 12)  # for the curves: about five seconds in all
+    config.eval.every = max(1, epochs // 12)  # for the curves: about five seconds in all
     terminal.say(
         f"Pretraining a small ResNet on 3,000 generated images, with AdaSim pairs and without labels, for "
-        f"{asked.epochs} epochs."
+        f"{epochs} epochs{reason}."
     )
     pretrain(config, out)
 
@@ -82,6 +105,12 @@ def main(arguments: Sequence[str]) -> None:
     write_page(out / "explore.html", explored)
     for file, what in FILES.items():
         console.print(Text.assemble(f"  {out / file}  ", (what, "dim")), soft_wrap=True)
+
+
+def epochs_in_time(images_per_second: float, images: int, most: int) -> int:
+    """How many epochs to train: `most`, or what ends in time, but no fewer than learn something."""
+    seconds = most * images / images_per_second
+    return most if seconds < _PATIENCE_S else max(_FEWEST, int(_TRAINING_S * images_per_second / images))
 
 
 def tell_if_busy(load: float, cores: int) -> None:

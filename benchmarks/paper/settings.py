@@ -143,7 +143,7 @@ def _glyphs(config: Config) -> Config:
 
 
 def continued(epochs: int) -> Callable[[], Config]:
-    """DINO from EfficientNet-Lite0 at 96 pixels as `adasim pretrain photos` goes on: batch norms frozen, the head first.
+    """DINO from EfficientNet-Lite0 at 96 pixels as `adasim pretrain photos` goes on: batch norms frozen, head first.
 
     Some 390 steps on either set of images.
     """
