@@ -1,12 +1,20 @@
 """What is shown during a run: the right figures, on a terminal and off it."""
 
 import io
+import math
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import torch
+from pretrainings import small
 from rich.console import Console
 
-from adasim.train.report import Progress
+from adasim.api import pretrain
+from adasim.data import Batch, open_images
+from adasim.neighbors import NeighborMemory
+from adasim.train.report import Progress, regime
+from adasim.train.state import TrainState
 from adasim.util.units import duration
 
 
@@ -109,3 +117,49 @@ def test_on_a_terminal_the_bar_fits_eighty_columns(epochs: int, seconds: float) 
 )
 def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_regime_of_a_run_is_told_once_as_the_window_and_the_partners_have_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small(epochs=5)
+    labels = open_images(config.data.source).labels
+    assert labels is not None
+    heard: dict[int, tuple[float, float, float]] = {}
+
+    def look(state: TrainState, batch: Batch, loss: float) -> None:
+        memory = state.memory
+        assert memory is not None
+        if state.step_in_epoch == 3:  # by brute force: the sum of the window's lists, ties to the smaller id
+            ids = torch.arange(48)
+            gate = sum(best_match(memory, int(i)) == i for i in ids) / 48
+            partners = memory.draw_partners(state.epoch, config.neighbors.tau, config.seed)
+            joined = partners != ids
+            right = (labels[partners] == labels)[joined].float().mean()
+            heard[state.epoch] = gate, float(joined.float().mean()), float(right)
+
+    pretrain(config, tmp_path / "run", on_step=look)
+    said = [line for line in capsys.readouterr().out.splitlines() if "AdaSim's pairs" in line]
+    gate, joined, right = heard[2]  # twice the window of 1
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"AdaSim's pairs: the gate is open for {gate:.0%} of the images, {joined:.0%} of the pairs join two, "
+        f"{right:.0%} of these of one class."
+    )
+
+
+def best_match(memory: NeighborMemory, image: int) -> int:
+    """The image with the largest sum of similarities over the window's lists; -1 is no image."""
+    sums: dict[int, float] = {}
+    for ids, similarities in zip(
+        memory.history_ids[image].tolist(), memory.history_similarities[image].tolist(), strict=True
+    ):
+        for i, similarity in zip(ids, similarities, strict=True):
+            sums[i] = sums.get(i, 0.0) + similarity
+    return min((i for i in sums if i >= 0), key=lambda i: (-sums[i], i), default=-1)
+
+
+def test_the_regime_without_partners_or_labels_says_what_cannot_be_told() -> None:
+    assert "hardly differ from one with --pairs standard" in regime(0.04, 0.004, 1.0)
+    assert "cannot be told without labels" in regime(0.8, 0.3, math.nan)
+    assert "30% of the pairs join two, 60% of these" in regime(0.8, 0.3, 0.88)
