@@ -40,6 +40,7 @@ def blocks(results: Results) -> dict[str, str]:
         "partners": partners_table(results, "simsiam"),
         "quality": partners_table(results, "late-low-3", "late-low-12", "late-low-40"),
         "continued": partners_table(results, "clothes", "cifar-96"),
+        "glyphs": partners_table(results, "glyphs-0", "glyphs-1", "glyphs-dino-0", "glyphs-dino-1"),
         "sureness": sureness_table(results),
         "collapse": collapse_list(results),
         "effort": effort(results),
@@ -110,11 +111,13 @@ def partners_table(results: Results, *methods: str) -> str:
             ]
             for name in ("knn", "linear"):
                 row += [figure_of(lines, name), gain_of(lines, standard, name)]
-            start = f"{METHOD_NAMES[method]}: {lines[0]['knn_start']:.1f}" if len(methods) > 1 else ""
-            rows.append([start, *row] if start else row)
+            start = knn_before(results, method)
+            name = METHOD_NAMES[method] if start is None else f"{METHOD_NAMES[method]}: {start:.1f}"
+            rows.append([name, *row] if len(methods) > 1 else row)
     if not rows:
         return "Not run yet."
-    return markdown([*(["from, k-NN before"] if len(methods) > 1 else []), *heads], rows)
+    first = "bench" if knn_before(results, methods[0]) is None else "bench: k-NN before"
+    return markdown([*([first] if len(methods) > 1 else []), *heads], rows)
 
 
 def ablation_table(results: Results) -> str:
