@@ -112,15 +112,16 @@ def _precision(results: Results, path: Path) -> None:
     _save(figure, path)
 
 
-SCATTERED = {  # which arms the first panels show, and where their names stand: to the right, or to the left
-    "adasim": "left",
-    "nearest": "left",
-    "confident": "left",
-    "oracle:p=0.5": "right",
-    "oracle:p=0": "right",
-    "control:partner=random": "left",
-    "control:partner=right": "right",
-    "control:partner=only-wrong": "left",
+SCATTERED = {  # which arms the first panels show, and how many points their names stand beside and above them
+    "adasim": (9, 0),
+    "adasim:k=20,tau=1": (9, 0),
+    "nearest": (9, 0),
+    "confident": (9, -14),
+    "oracle:p=0.5": (-9, 0),
+    "oracle:p=0": (-9, 0),
+    "control:partner=random": (9, 16),
+    "control:partner=right": (-9, 0),
+    "control:partner=only-wrong": (9, -14),
 }
 RIGHT_ONES = (  # partners of the image's class, from near to far, and the more of them
     "control:partner=only-right",
@@ -142,11 +143,11 @@ def _partners(results: Results, path: Path) -> None:
     for axis in axes[len(benches) + 1 :]:
         axis.set_axis_off()
     for axis, (method, title) in zip(axes, benches.items(), strict=False):
-        for arm, side in SCATTERED.items():
+        for arm, beside in SCATTERED.items():
             gains, joined, precision = _gains(results, method, arm)
             if not gains:
                 continue
-            own = arm in ("adasim", "nearest")
+            own = arm.startswith(("adasim", "nearest"))
             colour, y = BLUE if own else ORANGE, float(np.mean(gains))
             axis.plot([precision] * len(gains), gains, ".", color=colour, alpha=0.6)
             axis.plot(precision, y, "o" if own else "D", markersize=9, color=colour)
@@ -154,12 +155,11 @@ def _partners(results: Results, path: Path) -> None:
             axis.annotate(
                 name,
                 (precision, y),
-                (9 if side == "left" else -9, 0),
+                beside,
                 textcoords="offset points",
                 fontsize=10,
-                ha=side,
+                ha="left" if beside[0] > 0 else "right",
                 va="center",
-                bbox={"color": "white", "alpha": 0.75, "pad": 0.5, "linewidth": 0},
             )
         axis.axhline(0, color=BLACK, linewidth=1)
         axis.set(title=title, xlabel="partners of the image's class, %", xlim=(-4, 104))
@@ -170,7 +170,9 @@ def _partners(results: Results, path: Path) -> None:
         last.plot(gains, [place] * len(gains), ".", color=ORANGE, alpha=0.6)
         last.plot(float(np.mean(gains)), place, "D", markersize=9, color=ORANGE)
         label = f"{arm_name(arm)} ({joined:.0f}% joined, {len(gains)} seed{'s' * (len(gains) > 1)})"
-        last.annotate(label, (0.02, place - 0.22), xycoords=("axes fraction", "data"), fontsize=10)
+        last.annotate(
+            label, (0.0, place - 0.22), (6, 0), textcoords="offset points", fontsize=10, va="center"
+        )
     last.axvline(0, color=BLACK, linewidth=1)
     last.set(
         title="From a trained encoder: which right partners?", xlabel="k-NN, gain over standard pairs, points"
