@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import warnings
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,19 @@ def test_the_help_names_what_there_is(
     if not line.startswith("pretrain"):  # whose defaults are told as they are
         assert "None" not in shown
         assert "False" not in shown
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_of_the_help_ends_where_the_next_word_has_room(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with suppress(SystemExit):
+        command("pretrain desk-vit --help")
+    lines = [line.removeprefix("│ ").rstrip("│ ") for line in capsys.readouterr().out.splitlines()]
+    wrapped = [(a, b) for a, b in pairwise(lines) if a[:24].isspace() and b[:24].isspace()]
+    assert len(wrapped) > 20
+    assert [a for a, b in wrapped if len(a) + 1 + len(b.split()[0]) <= width - 4] == []
 
 
 def test_pils_own_warnings_are_kept_from_the_screen(recwarn: pytest.WarningsRecorder) -> None:

@@ -13,7 +13,7 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
@@ -173,6 +173,8 @@ def read_options(kind: type[Asked], arguments: Sequence[str], command: str) -> A
 def read_arguments(kind: type[Asked], arguments: Sequence[str], command: str, **more: Any) -> Asked:
     """What tyro makes of the arguments; `more` goes to it. What it refuses or does not know gets a sentence."""
     help_ = f"`adasim {command} --help`"
+    if "--help" in arguments or "-h" in arguments:
+        put_help_in_fields(kind)
     read = _read(kind, arguments, prog=f"adasim {command}", **more)
     if read is None:
         raise UserError(f"{_why_refused(kind, arguments, command)} {help_} says more.")
@@ -261,6 +263,20 @@ def _arguments_of(kind: Any, prefix: str = "--") -> Iterator[tuple[str, Any, boo
 def _divided(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """A type without its annotations, and those."""
     return (get_args(hint)[0], hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+
+
+def put_help_in_fields(kind: Any) -> None:
+    """Give tyro every option's docstring as one paragraph: it would break the lines where the source does."""
+    import docstring_parser  # tyro's own way to read them
+
+    parsed = [docstring_parser.parse_from_object(base).params for base in reversed(kind.__mro__[:-1])]
+    texts = {one.arg_name: one.description for params in parsed for one in params if one.description}
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in texts:
+            field.metadata = MappingProxyType({"help": " ".join(texts[field.name].split())})
+        if dataclasses.is_dataclass(hints[field.name]):
+            put_help_in_fields(hints[field.name])
 
 
 def plainly_shown(kind: type[Asked]) -> type[Asked]:
