@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -15,6 +16,22 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def options(about: str | None, **defaults: Any) -> argparse.Namespace:
+    """What was typed: an option for each of these names, of the type of its default; False is a switch, a list takes
+    several values, None is text."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=about, formatter_class=raw)
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(option, action="store_true")
+        elif isinstance(default, list):
+            parser.add_argument(option, type=type(default[0]), nargs="+", default=default)
+        else:
+            parser.add_argument(option, type=str if default is None else type(default), default=default)
+    return parser.parse_args()
 
 
 def seconds(run: Callable[[], Any], repeats: int = 5, warm_up: bool = True) -> float:

@@ -11,12 +11,11 @@ loader workers.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 
 import torch
-from _report import report, take_turns
+from _report import options, report, take_turns
 
 from adasim.neighbors import NeighborMemory
 from adasim.neighbors.window import on_grid
@@ -75,14 +74,7 @@ def as_released(memory: NeighborMemory, images: int) -> list[bool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=20_000)
-    parser.add_argument("--window", type=int, default=50)
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=9)
-    args = parser.parse_args()
+    args = options(__doc__, images=20_000, window=50, k=10, rounds=9)
     torch.set_num_threads(1)
 
     rows = []

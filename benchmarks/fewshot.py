@@ -10,11 +10,10 @@ images, average the support, subtract every query from every prototype.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 
 import torch
-from _report import report, seconds
+from _report import options, report, seconds
 from torch import Tensor
 
 from adasim.eval import fewshot_accuracy
@@ -53,13 +52,7 @@ def loop(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--episodes", type=int, default=600)
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    args = options(__doc__, dim=384, episodes=600, repeats=5)
 
     rows, totals = [], [0.0, 0.0]
     for name, (images, classes) in SETS.items():

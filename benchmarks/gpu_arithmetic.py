@@ -4,15 +4,15 @@
 
 Operations and bytes are counts (`Footprint`, `Plan`). Operations are divided by the A100's published rates (312
 TFLOP/s in fp16 and bf16, 156 in TF32, 19.5 in fp32) times the share of them that networks reach, which is a guess:
-0.3 for ViTs, 0.2 for ResNets in 16 bits and TF32, 0.7 in fp32. docs/gpu.md explains the table, and has the search's.
+0.3 for ViTs, 0.2 for ResNets in 16 bits and TF32, 0.7 in fp32. --images-per-core
+is by results/views_photos.md. docs/gpu.md explains the table, and has the search's.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
-from _report import report
+from _report import options, report
 
 from adasim.recipes import get_recipe
 from adasim.tools.plan import Plan
@@ -24,13 +24,7 @@ REACHED = {"vit": 0.3, "resnet": 0.2, "fp32": 0.7}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--images-per-core", type=float, default=422, help="by benchmarks/results/views_photos.md"
-    )
-    args = parser.parse_args()
+    args = options(__doc__, images_per_core=422)
     rows = [
         row(name, args.images_per_core)
         for name in ("simsiam-resnet50", "dino-resnet50", "dino-vit-s16", "dino-vit-b16")

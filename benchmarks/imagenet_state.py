@@ -9,26 +9,16 @@ runs `observe`, `end_epoch` and `draw_partners`, and reads what the process hold
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
-from _report import report, resident_gb
+from _report import options, report, resident_gb
 
 from adasim.neighbors import NeighborMemory
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=1_281_167)
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--window", type=int, default=50)
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=4)
-    args = parser.parse_args()
+    args = options(__doc__, images=1_281_167, dim=384, window=50, k=10, batch=128, steps=4)
 
     rows = []
     for dtype in (torch.float32, torch.float16):

@@ -2,6 +2,7 @@
 
     python benchmarks/knn.py                                            # 50,000 against 1,281,167, k = 200
     python benchmarks/knn.py --train 40000 --test 1000 --sample 200     # a minute's try
+    python benchmarks/knn.py --skip-whole                               # the sample alone
 
 scikit-learn's brute force runs twice: by cosine, and as Euclidean distance of normalised features, which
 ranks the same and is its fastest path.
@@ -9,11 +10,10 @@ ranks the same and is its fastest path.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 
 import torch
-from _report import extra_memory, report, seconds
+from _report import extra_memory, options, report, seconds
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -34,17 +34,9 @@ def clustered(n: int, dim: int, classes: int, seed: int) -> tuple[Tensor, Tensor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = options(
+        __doc__, train=1_281_167, test=50_000, dim=384, classes=1000, k=200, sample=2048, skip_whole=False
     )
-    parser.add_argument("--train", type=int, default=1_281_167)
-    parser.add_argument("--test", type=int, default=50_000)
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--k", type=int, default=200)
-    parser.add_argument("--sample", type=int, default=2048, help="test images compared with scikit-learn")
-    parser.add_argument("--skip-whole", action="store_true", help="only the comparison")
-    args = parser.parse_args()
 
     train, train_labels = clustered(args.train, args.dim, args.classes, seed=1)
     test, test_labels = clustered(args.test, args.dim, args.classes, seed=2)

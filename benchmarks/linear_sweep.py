@@ -9,12 +9,11 @@ stream a backbone makes the features anew in each epoch, and ten rates share its
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from functools import partial
 
 import torch
-from _report import report, seconds
+from _report import options, report, seconds
 from timm import create_model
 from torch import Tensor
 
@@ -23,15 +22,7 @@ from adasim.options import SWEEP
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=50_000)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--stream-images", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    args = options(__doc__, images=50_000, epochs=3, batch_size=1024, stream_images=512, repeats=3)
 
     rows = []
     for dim, classes in [(384, 10), (1536, 10), (384, 100)]:

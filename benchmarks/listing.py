@@ -3,7 +3,8 @@
     python benchmarks/listing.py                      # 1,281,167 files in 1,000 folders: ten minutes, no room
     python benchmarks/listing.py --images 20000
 
-Makes a tree of sparse files with names and sizes like ImageNet's, and removes it afterwards. What is compared:
+Makes a tree of sparse files with names and sizes like ImageNet's, in --folder or among the temporary files, and
+removes it afterwards. What is compared:
 
     run          find all files, their sizes and times, the fingerprint, hash 4,096 files, make the listing to keep
     resume       find all files again, compare them with that listing, hash 4,096 files
@@ -17,7 +18,6 @@ kernel together and of all threads; the median of the rounds.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
@@ -32,7 +32,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from _report import extra_memory, report, resident_gb
+from _report import extra_memory, options, report, resident_gb
 from torchvision.datasets import ImageFolder
 
 from adasim.data import FolderImages, check_same_data, describe, open_images, record
@@ -128,15 +128,7 @@ def measured(work: Callable[[], Any], keeps: Callable[[Any], Any]) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=1_281_167)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--folder", default=None, help="where to make the tree; else the system's temporary folder"
-    )
-    args = parser.parse_args()
+    args = options(__doc__, images=1_281_167, rounds=3, folder=None)
     root = tempfile.mkdtemp(prefix="adasim-listing-", dir=args.folder)
     try:
         print(f"making {args.images:,} files in {root}", flush=True)

@@ -6,19 +6,19 @@
 Two kinds of features: `clustered`, positive and around a hundred centres that share a mean, as an encoder's after
 its last ReLU; `random`, without structure. The product is made in one piece and in tiles of 8,192 rows, and the
 quicker of the two counts. `observe` prepares the batch, searches exactly, and writes cache, int8 copy (where there is
-one) and lists. All is processor time; the contenders take turns. Lists are compared with a product in fp64 first.
+one) and lists. All is processor time; the contenders take turns, --rounds times at the largest size and more often at
+the smaller ones. Lists are compared with a product in fp64 first. The result is called --name.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from _report import report
+from _report import options, report
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -65,18 +65,16 @@ def processor_time(run: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = options(
+        __doc__,
+        sizes=[2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000],
+        dim=128,
+        batch=128,
+        k=10,
+        window=10,
+        rounds=9,
+        name="observe",
     )
-    sizes = [2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000]
-    parser.add_argument("--sizes", type=int, nargs="+", default=sizes)
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--window", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=9, help="at the largest size; more at the smaller ones")
-    parser.add_argument("--name", default="observe", help="of the result")
-    args = parser.parse_args()
     torch.set_num_threads(1)
 
     rows = []

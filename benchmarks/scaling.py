@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from _memory import fill
-from _report import RESULTS, report, resident_gb
+from _report import RESULTS, options, report, resident_gb
 
 from adasim.neighbors import NeighborMemory, ShardedMemory
 from adasim.tools.plan import Plan
@@ -236,20 +236,18 @@ def be_rank(rank: int, args: argparse.Namespace, store: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    args = options(
+        __doc__,
+        rows=[10_000, 30_000, 100_000, 300_000, 1_000_000, 2_000_000],
+        halves=1_281_167,
+        imagenet=1_281_167,
+        dim=384,
+        window=10,
+        k=10,
+        batch=256,
+        steps=5,
+        rounds=7,
     )
-    sizes = [10_000, 30_000, 100_000, 300_000, 1_000_000, 2_000_000]
-    parser.add_argument("--rows", type=int, nargs="+", default=sizes)
-    parser.add_argument("--halves", type=int, default=1_281_167)
-    parser.add_argument("--imagenet", type=int, default=1_281_167)
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--window", type=int, default=10)
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=7)
-    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(be_rank, (args, f"{folder}/store"), nprocs=max(RANKS))
 

@@ -11,10 +11,8 @@ by bit before they are timed.
 
 from __future__ import annotations
 
-import argparse
-
 import torch
-from _report import extra_memory, report, take_turns
+from _report import extra_memory, options, report, take_turns
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -39,15 +37,7 @@ def cloud(kind: str, n: int, dim: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=1_281_167)
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=7)
-    args = parser.parse_args()
+    args = options(__doc__, images=1_281_167, dim=384, batch=128, k=10, rounds=7)
 
     rows = []
     for kind in ("clustered", "random", "alike"):

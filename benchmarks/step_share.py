@@ -12,13 +12,12 @@ paper reports 1.7% to 5.5% on its GPUs.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import torch
 from _memory import fill
-from _report import report
+from _report import options, report
 
 from adasim.neighbors import NeighborMemory
 from adasim.recipes import get_recipe
@@ -27,16 +26,7 @@ from adasim.train.state import build_state
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=1_281_167)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--window", type=int, default=10)
-    parser.add_argument("--k", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1)
-    parser.add_argument("--searches", type=int, default=7)
-    args = parser.parse_args()
+    args = options(__doc__, images=1_281_167, batch=128, window=10, k=3, steps=1, searches=7)
 
     config = get_recipe("dino-vit-s16")
     config.pairs = "standard"  # the memory is made here, with a filled cache

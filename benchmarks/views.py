@@ -13,9 +13,7 @@ counts. All run in one thread and are charged for processor time, so that other 
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import report
+from _report import options, report, take_turns
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 from torchvision import transforms
@@ -159,24 +157,8 @@ def small_contenders(config: ViewsConfig, channels: int) -> dict[str, Callable[[
     }
 
 
-def measure(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median processor seconds of each, the contenders taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(rounds + 1):
-        for name, function in functions.items():
-            start = time.process_time()
-            function()
-            if turn:  # the first turn warms up
-                times[name].append(time.process_time() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    rounds = options(__doc__, rounds=15).rounds
     torch.set_num_threads(1)
 
     rows: list[dict[str, Any]] = []
@@ -185,7 +167,8 @@ def main() -> None:
             for i in range(count):
                 photo(height, width, i).save(Path(folder) / f"{i:03d}.jpg", quality=90)
             number, functions = photo_contenders(Path(folder))
-            taken = measure(functions, rounds if count > 2 else max(3, rounds // 3))
+            turns = rounds if count > 2 else max(3, rounds // 3)
+            taken = take_turns(functions, turns, time.process_time)
         for contender, seconds in taken.items():
             rows.append(
                 {
@@ -203,7 +186,7 @@ def main() -> None:
     for recipe, blur in (("dino", 1.0), ("dino", 0.0), ("simsiam", 1.0), ("simsiam", 0.0)):
         for channels in (3, 1):
             config = ViewsConfig(**METHODS[recipe].VIEWS, size=SIZE, blur=blur)
-            taken = measure(small_contenders(config, channels), rounds)
+            taken = take_turns(small_contenders(config, channels), rounds, time.process_time)
             best = min(seconds for name, seconds in taken.items() if name != "adasim")
             rows.append(
                 {
