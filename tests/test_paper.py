@@ -76,15 +76,6 @@ def test_the_texts_show_what_the_results_say(paper: Any) -> None:
     assert [name for name in tables if f"<!-- {name} -->" not in together] == []
 
 
-def test_gains_are_paired_by_seed(paper: Any) -> None:
-    gain = paper("results").gain_of
-    standard = [{"seed": 0, "knn": 10.0}, {"seed": 1, "knn": 50.0}, {"seed": 2, "knn": 30.0}]
-    ours = [{"seed": 2, "knn": 33.0}, {"seed": 1, "knn": 51.0}, {"seed": 7, "knn": 99.0}]
-    assert gain(ours, standard, "knn") == "+2.0 ± 1.0"  # 3 and 1: deviation 1.41, over the root of 2
-    assert gain(ours[:1], standard, "knn") == "+3.0"
-    assert gain(standard, standard, "knn") == gain([], standard, "knn") == ""
-
-
 def test_a_gain_over_a_baseline_of_another_first_epoch_is_told(paper: Any, tmp_path: Path) -> None:
     losses = {"standard/0": 1.0, "adasim/0": 1.0, "standard/1": 2.0, "adasim/1": 2.1}
     lines = [
@@ -133,14 +124,6 @@ def test_of_a_cell_that_two_tables_have_the_newest_line_counts(paper: Any, tmp_p
         write(tmp_path / f"{table}.jsonl", result("simsiam/standard/0", day) | {"date": f"2026-01-0{day}"})
     (found,) = paper("results").Results(tmp_path).seeds("simsiam", "standard")
     assert found["knn"] == 2
-
-
-def test_a_folder_of_runs_keeps_to_its_images(paper: Any, tmp_path: Path) -> None:
-    (tmp_path / "bench.npz").touch()
-    (tmp_path / "bench.source").write_text("cifar10")
-    assert paper("cell").prepare(tmp_path / "cifar10", tmp_path) == tmp_path / "bench.npz"
-    with pytest.raises(SystemExit, match="images of cifar10, not of flowers"):
-        paper("cell").prepare(tmp_path / "flowers", tmp_path)
 
 
 def test_commands_at_the_papers_scale_are_understood(

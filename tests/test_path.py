@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-import huggingface_hub.constants
 import numpy as np
 import pytest
-from helpers import in_one_line, of_known_speed
+from helpers import hub_cache, in_one_line, of_known_speed
 from PIL import Image
 
+from adasim.api import load_run
 from adasim.cli.main import main
 from adasim.tools import plan
 
@@ -22,10 +22,7 @@ def test_from_a_folder_of_photos_to_an_encoder_in_use(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "time_steps", of_known_speed)
-    monkeypatch.setattr(
-        huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub")
-    )  # nothing is downloaded
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    hub_cache(monkeypatch, tmp_path / "hub", "nobody/nothing")
     Path("photos").mkdir()
     random = np.random.default_rng(0)
     for i in range(32):
@@ -39,9 +36,7 @@ def test_from_a_folder_of_photos_to_an_encoder_in_use(
     said = adasim("pretrain photos --data photos --out runs/photos --hours 0.001 --yes --no-curves")
     assert "32 images without labels" in said
     assert "images/s" in said
-    more = 1 + int(
-        in_one_line(Path("runs/photos/config.json").read_text()).split('"epochs": ')[1].split(",")[0]
-    )
+    more = 1 + load_run("runs/photos").config.epochs
     said = adasim(f"pretrain --resume runs/photos --epochs {more}")
     assert f"now has {more}" in said
     assert "curves runs/photos/curves.png" in said

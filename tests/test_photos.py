@@ -143,13 +143,6 @@ def test_the_end_of_input_is_a_no() -> None:
         assert agreed(lambda question, answer=answer: answer) is expected  # type: ignore[misc]
 
 
-def test_it_asks_and_without_a_terminal_says_so(
-    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "--yes" in refusal(asked.removesuffix("--yes"), capsys)
-    assert not (tmp_path / "run").exists()
-
-
 def test_too_few_and_too_many_images_are_a_sentence(folder: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "few", [(32, 32)] * 5)
     with pytest.raises(UserError, match="5 images are too few"):

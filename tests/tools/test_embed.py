@@ -17,6 +17,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 import adasim
+from adasim.data.image_folder import open_folder
 from adasim.eval import evaluation, features
 from adasim.models import BACKBONE_FILE, load_backbone, save_backbone
 from adasim.registry import SOURCES
@@ -110,19 +111,11 @@ def test_every_kind_of_file_holds_each_images_own_feature_its_name_and_label(
 def test_kinds_of_data_of_ones_own_are_embedded_and_searched(
     run: Path, photos: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(SOURCES, "_things", dict(SOURCES._things))  # forgotten at the end
-    plugin = tmp_path / "own.py"
-    plugin.write_text(
-        "from adasim.data.image_folder import open_folder\n"
-        "from adasim.registry import SOURCES\n"
-        "@SOURCES.register('mine')\n"
-        "def mine(name, *, size, split, seed):\n"
-        "    return open_folder(name, split)\n"
-    )
-    mine = f"--plugin {plugin} --workers 0"
-    command(f"embed {run} --data mine:{photos} --out {tmp_path / 'x.npz'} {mine}")
+    opened = lambda name, *, size, split, seed: open_folder(name, split)  # noqa: E731
+    monkeypatch.setitem(SOURCES._things, "mine", opened)
+    command(f"embed {run} --data mine:{photos} --out {tmp_path / 'x.npz'} --workers 0")
     assert len(np.load(tmp_path / "x.npz")["files"]) == 12
-    command(f"similar {run} {photos}/b/03.png --in mine:{photos} --no-picture {mine}")
+    command(f"similar {run} {photos}/b/03.png --in mine:{photos} --no-picture --workers 0")
     assert "a/0" in capsys.readouterr().out
     assert "No plug-in at no.py" in refusal(f"export {run} --to pt2 --plugin no.py", capsys)
 
