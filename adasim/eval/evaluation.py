@@ -89,16 +89,6 @@ class Report:
 
 
 @dataclass
-class SplitFeatures:
-    """The training and test features of a split, with labels in one numbering."""
-
-    train: Features
-    test: Features
-    train_labels: Tensor
-    test_labels: Tensor
-
-
-@dataclass
 class Extractor:
     """Opens images and makes their features by one encoder, on a device and with a cache."""
 
@@ -186,14 +176,17 @@ class Extractor:
 
     def split_features(
         self, split: Split, transform: EvalTransform | None = None, kind: FeatureKind = "pooled"
-    ) -> SplitFeatures:
-        """Features of both sides of a split; one pass where both are parts of one data set."""
+    ) -> tuple[Features, Tensor, Features, Tensor]:
+        """Training features and labels, test features and labels, in one numbering of the classes.
+
+        One pass where both are parts of one data set.
+        """
         whole = self.features(split.train, transform, kind)
         other = whole if split.test is split.train else self.features(split.test, transform, kind)
         train, test = whole.of(split.train_ids), other.of(split.test_ids)
         train_labels = require_labels(split.train)[train.ids]
         test_labels = match_test_labels(split, require_labels(split.test)[test.ids], train_labels)
-        return SplitFeatures(train, test, train_labels, test_labels)
+        return train, train_labels, test, test_labels
 
     def view_loader(
         self, images: ImageSet, batch_size: int, ranks: Distributed = ALONE, **views: Any

@@ -1,7 +1,7 @@
 """The one way from images to features: a frozen encoder, one centred view, and a cache on disk.
 
     features = cached_features(run / "features", backbone, images, EvalTransform.for_run(config))
-    features.values, features.labels      # (n, D) and (n,), readable images only
+    features.values, features.ids         # (n, D) and (n,), readable images only
 
 A pass over the data is saved under the hash of the weights, the data, the transform and the kind of feature, so that
 several evaluations cost one pass, and an interrupted one goes on where it stopped. A damaged file counts as absent;
@@ -48,24 +48,19 @@ _VERSION = 2  # of the features that a transform gives: features saved by earlie
 
 @dataclass
 class Features:
-    """Features of the readable images of a data set, with the labels that belong to them."""
+    """Features of the readable images of a data set."""
 
     values: Tensor
     """(n, D), float32."""
     ids: Tensor
     """(n,): which images of the data set these are."""
-    labels: Tensor | None
-    """(n,), int64."""
     unreadable: dict[int, str]
     """{id: where and why} of the images left out."""
 
     def of(self, ids: Tensor) -> Features:
         """The features of some images of the data set."""
         rows = torch.isin(self.ids, ids)
-        if rows.all():
-            return self
-        labels = None if self.labels is None else self.labels[rows]
-        return Features(self.values[rows], self.ids[rows], labels, self.unreadable)
+        return self if rows.all() else Features(self.values[rows], self.ids[rows], self.unreadable)
 
 
 def cached_features(
@@ -110,7 +105,7 @@ def cached_features(
     ids = readable.nonzero()[:, 0]
     values = values[ids] if unreadable else values
     require_finite(values, backbone)
-    return Features(values, ids, None if images.labels is None else images.labels[ids], unreadable)
+    return Features(values, ids, unreadable)
 
 
 def extract(

@@ -193,9 +193,8 @@ def _all_splits(extractor: Extractor, source: Source) -> tuple[Tensor, Tensor, l
     values, labels = [], []
     for images in splits:
         features = extractor.features(images, encoder.transform.for_fewshot())
-        assert features.labels is not None
         values.append(features.values)
-        labels.append(match_classes(features.labels, images.classes, classes))
+        labels.append(match_classes(require_labels(images)[features.ids], images.classes, classes))
     fingerprint = "+".join(images.fingerprint() for images in splits)
     return torch.cat(values), torch.cat(labels), classes, fingerprint
 

@@ -177,11 +177,10 @@ class Knn(KnnOptions, Evaluation):
 
     def run(self, extractor: Extractor) -> Report:
         split = extractor.open_split(self)
-        sets = extractor.split_features(split)
+        train, labels, test, test_labels = extractor.split_features(split)
         # By default those that the training set allows.
-        ks = self.k or tuple(k for k in PUBLISHED_K if k <= len(sets.train_labels)) or PUBLISHED_K[:1]
-        train, test = (sets.train.values, sets.train_labels), (sets.test.values, sets.test_labels)
-        scores = knn_accuracy(*train, *test, k=ks, ranks=extractor.ranks)
+        ks = self.k or tuple(k for k in PUBLISHED_K if k <= len(labels)) or PUBLISHED_K[:1]
+        scores = knn_accuracy(train.values, labels, test.values, test_labels, k=ks, ranks=extractor.ranks)
         table = Table("k", "top-1", "top-5", box=None, padding=(0, 2))
         for k, score in scores.items():
             table.add_row(str(k), f"{score.top1:.2f}", f"{score.top5:.2f}", style="bold" if k == 20 else "")

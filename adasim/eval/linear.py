@@ -276,8 +276,7 @@ class Linear(LinearOptions, Evaluation):
 
         split = extractor.open_split(self)
         transform = encoder.transform.bilinear() if published.bilinear else encoder.transform
-        features = extractor.split_features(split, transform, published.features)
-        train, labels = features.train.values, features.train_labels
+        train, labels, test, test_labels = extractor.split_features(split, transform, published.features)
         small = len(labels) < _SMALL_TRAINING_SET
         usual = min(256, len(labels)) if small else published.batch_size
         batch_size = self.batch_size or usual
@@ -286,15 +285,15 @@ class Linear(LinearOptions, Evaluation):
         classes, seed = len(split.train.classes), extractor.seed
         learn = partial(linear_probe, num_classes=classes, epochs=self.epochs, protocol=protocol, seed=seed)
 
-        def probe(rows: Tensor, test: Tensor, test_labels: Tensor, rates: Sequence[float]) -> LinearResult:
-            """Heads trained on these rows of the training images, and scored on `test` after every epoch."""
+        def probe(rows: Tensor, asked: Tensor, asked_labels: Tensor, rates: Sequence[float]) -> LinearResult:
+            """Heads trained on these rows of the training images, and scored on `asked` after every epoch."""
             batch = batch_size if len(rows) == len(labels) else min(batch_size, len(rows))
-            inputs: Any = train[rows]
+            inputs: Any = train.values[rows]
             if not quick:
-                images, kind = Subset(split.train, features.train.ids[rows]), published.features
+                images, kind = Subset(split.train, train.ids[rows]), published.features
                 inputs = augmented_batches(extractor, images, labels[rows], self.flip, kind, batch)
-                test = test.to(extractor.device)
-            return learn(inputs, labels[rows], test, test_labels, rates=rates, batch_size=batch)
+                asked = asked.to(extractor.device)
+            return learn(inputs, labels[rows], asked, asked_labels, rates=rates, batch_size=batch)
 
         tried, swept = None, SWEEP
         if len(rates) > 1:
@@ -303,9 +302,9 @@ class Linear(LinearOptions, Evaluation):
                 f"A sweep of {len(rates)} rates: they are scored on {len(held):,} of the {len(labels):,} training "
                 f"images, which are held out, and the best one then learns from all."
             )
-            tried = probe(rest, train[held], labels[held], rates)
+            tried = probe(rest, train.values[held], labels[held], rates)
             swept, rates = tuple(score.rate for score in tried.epochs[-1]), (tried.last.rate,)
-        result = probe(torch.arange(len(labels)), features.test.values, features.test_labels, rates)
+        result = probe(torch.arange(len(labels)), test.values, test_labels, rates)
 
         best, last, epochs = result.best, result.last, len(result.epochs)
         metrics: dict[str, Any] = {"rate": last.rate, "top1_last": last.top1, "top5_last": last.top5}

@@ -86,7 +86,8 @@ def embed(
         check_features_file(Path(out), overwrite)
     extractor, images, features = _all_features(model, data, **options)
     files = [file_name(images, i) for i in features.ids.tolist()]
-    embedding = Embedding(features.values, files, features.labels, images.classes, features.unreadable)
+    labels = None if images.labels is None else images.labels[features.ids]
+    embedding = Embedding(features.values, files, labels, images.classes, features.unreadable)
     if out is not None:
         about = {
             "encoder": extractor.encoder.name,
