@@ -38,26 +38,16 @@ class Encoder:
 
     name: str
     backbone: Backbone
-    transform: EvalTransform
-    """What is done to an image before the encoder sees it: the encoder's own, unless another size was asked for."""
-    origin: str
-    """In words, where the weights come from."""
-    run: Path | None = None
-    """The run folder, where features and results are saved."""
-    source: str | None = None
-    """The data the run was pretrained on."""
-    method: str | None = None
-    """The method that the run was pretrained with."""
-    epoch: int | None = None
-    """Of a snapshot: the epoch of the run that it is of."""
-    named: bool = False
-    """Whether it is known by a model's name."""
-    usual_size: int = 0
-    """Side in pixels of what it sees where nobody asks for another."""
-    resized: bool = False
-    """Whether another size was asked for than the encoder's own."""
-    note: str | None = None
-    """A sentence on what had to be assumed, or on what speaks against this encoder."""
+    transform: EvalTransform  # before the encoder sees an image: its own, unless another size was asked for
+    origin: str  # in words, where the weights come from
+    run: Path | None = None  # the folder where features and results are saved
+    source: str | None = None  # the data that the run was pretrained on
+    method: str | None = None  # by which the run was pretrained
+    epoch: int | None = None  # of the run, where this is a snapshot
+    named: bool = False  # known by a model's name
+    usual_size: int = 0  # side in pixels of what it sees where nobody asks for another
+    resized: bool = False  # whether somebody asked for another
+    note: str | None = None  # a sentence on what had to be assumed, or speaks against this encoder
 
     def __post_init__(self) -> None:
         self.usual_size = self.usual_size or self.transform.size

@@ -50,12 +50,9 @@ _VERSION = 2  # of the features that a transform gives: features saved by earlie
 class Features:
     """Features of the readable images of a data set."""
 
-    values: Tensor
-    """(n, D), float32."""
-    ids: Tensor
-    """(n,): which images of the data set these are."""
-    unreadable: dict[int, str]
-    """{id: where and why} of the images left out."""
+    values: Tensor  # (n, D), float32
+    ids: Tensor  # (n,): which images of the data set these are
+    unreadable: dict[int, str]  # {id: where and why} of the images left out
 
     def of(self, ids: Tensor) -> Features:
         """The features of some images of the data set."""

@@ -54,18 +54,13 @@ _LOGITS = 1 << 24  # test logits held at a time
 class LinearProtocol:
     """Published settings."""
 
-    rate: float
-    """Learning rate per 256 images."""
-    conv_rate: float | None = None
-    """The same where the encoder is no ViT; None: `rate` as well."""
+    rate: float  # per 256 images
+    conv_rate: float | None = None  # where the encoder is no ViT; None: `rate` as well
     epochs: int
     batch_size: int
-    lars: bool = False
-    """SGD with momentum 0.9, plain or with gradients scaled by LARS (`lars_scale`)."""
-    features: FeatureKind = "pooled"
-    """What the layer sees: the encoder's own output, or the last blocks' CLS tokens."""
-    bilinear: bool = False
-    """Resize images bilinearly, and not as the encoder's own view does."""
+    lars: bool = False  # whether LARS scales the gradients of SGD with momentum 0.9
+    features: FeatureKind = "pooled"  # what the layer sees
+    bilinear: bool = False  # resize images bilinearly, and not as the encoder's own view does
 
 
 _DINO = LinearProtocol(rate=0.001, conv_rate=0.03, epochs=100, batch_size=1024, features="linear-dino")
@@ -227,14 +222,14 @@ class StackedHeads:
             value.addcmul_(velocity, lr.view(per_head), value=-1)
 
 
-def lars_scale(value: Tensor, gradient: Tensor, trust: float = 0.001) -> Tensor:
-    """LARS without decay (LARC without clipping): trust * |w| / |g| for each of R stacked tensors, shape (R,).
+def lars_scale(value: Tensor, gradient: Tensor) -> Tensor:
+    """LARS without decay (LARC without clipping): 0.001 |w| / |g| for each of R stacked tensors, shape (R,).
 
     Where either norm is 0 (a bias at its start) the gradient stays as it is, as in apex, which SimSiam used.
     """
     norm = torch.linalg.vector_norm(value.flatten(1), dim=1)
     slope = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
-    return torch.where((norm != 0) & (slope != 0), trust * norm / (slope + 1e-8), 1.0)
+    return torch.where((norm != 0) & (slope != 0), 0.001 * norm / (slope + 1e-8), 1.0)
 
 
 def _accuracy(heads: StackedHeads, features: Tensor, labels: Tensor) -> tuple[tuple[float, ...], ...]:

@@ -121,14 +121,10 @@ def column_order(protocol: str) -> int:
 class Cell(NamedTuple):
     """The newest figure of a run, or of several that differ by their random seed alone."""
 
-    value: float
-    """Their mean."""
-    deviation: float | None = None
-    """Their standard deviation, of several."""
-    gain: float | None = None
-    """The mean difference to the baseline's figures of the same seeds."""
-    error: float | None = None
-    """The gain's standard error, over several seeds."""
+    value: float  # their mean
+    deviation: float | None = None  # their standard deviation
+    gain: float | None = None  # mean difference to the baseline's figures of the same seeds
+    error: float | None = None  # the gain's standard error
 
 
 @dataclass(frozen=True)
@@ -218,21 +214,18 @@ def _by_seed(runs: list[Path]) -> list[tuple[str, dict[int | None, int]]]:
         with suppress(UserError):  # results without their run
             folder = RunFolder.open(run.parent if run.name == RESULTS_FILE else run, lock=False)
             known[number] = folder.config, folder.facts.get("fingerprint")
-    names = run_names(runs)
-    rows: dict[int, tuple[str, dict[int | None, int]]] = {
-        number: (name, {known[number][0].seed if number in known else None: number})
-        for number, name in enumerate(names)
-    }
+    names, seeds = run_names(runs), {number: config.seed for number, (config, _) in known.items()}
+    rows = {n: (name, dict[int | None, int]({seeds.get(n): n})) for n, name in enumerate(names)}
     for _, places in group_by_setting(list(known.values())):
         same = [list(known)[place] for place in places]
-        seeds: dict[int | None, int] = {known[number][0].seed: number for number in same}
-        if 1 < len(seeds) == len(same):
-            shared = {_without_seed(names[number], known[number][0].seed) for number in same}
+        by_seed: dict[int | None, int] = {seeds[number]: number for number in same}
+        if 1 < len(by_seed) == len(same):
+            shared = {_without_seed(names[number], seeds[number]) for number in same}
             label = shared.pop() if len(shared) == 1 else few(names[number] for number in same)
-            rows[same[0]] = f"{label} ({len(same)} seeds)", seeds
+            rows[same[0]] = f"{label} ({len(same)} seeds)", by_seed
             for number in same[1:]:
                 del rows[number]
-    return [rows[number] for number in sorted(rows)]
+    return list(rows.values())
 
 
 def _without_seed(name: str, seed: int) -> str:

@@ -44,12 +44,9 @@ _LOGITS = 1 << 25  # upsampled logits held at a time: 128 MB
 class MeanIou(NamedTuple):
     """Intersection over union in percent, from counts over all pixels of all images."""
 
-    miou: float
-    """Mean over all classes; a class that is in no mask and no prediction counts 0, as published."""
-    miou_present: float
-    """The same mean without such absent classes."""
-    iou: tuple[float, ...]
-    """Per class; 0 for an absent one."""
+    miou: float  # mean over all classes; one that is in no mask and no prediction counts 0, as published
+    miou_present: float  # mean without such absent classes
+    iou: tuple[float, ...]  # of each class; 0 of an absent one
 
 
 def miou(predictions: Tensor, targets: Tensor, num_classes: int, ignore: int = 255) -> MeanIou:

@@ -110,21 +110,12 @@ class EvalTransform:
 
     def crop(self, images: Tensor) -> Tensor:
         """uint8 (..., C, H, W) to uint8 (..., C, size, size): resized, and the centre cut out."""
-        height, width = images.shape[-2:]
-        target = self.resized(height, width)
-        if target != [height, width]:
-            mode = InterpolationMode(self.interpolation)
-            images = TF.resize(images, target, interpolation=mode, antialias=True)
-        if target != [self.size, self.size]:
-            images = TF.center_crop(images, [self.size, self.size])
-        return images
-
-    def resized(self, height: int, width: int) -> list[int]:
-        """Height and width before the crop. As in torchvision, the longer side is truncated, not rounded."""
-        if self.squash:
-            return [self.resize, self.resize]
-        short = min(height, width)
-        return [int(self.resize * height / short), int(self.resize * width / short)]
+        sides = [self.resize] * (2 if self.squash else 1)  # one: the shorter side
+        mode = InterpolationMode(self.interpolation)
+        resized = TF.resize(
+            images, sides, interpolation=mode, antialias=True
+        )  # the same images if there is nothing to do
+        return TF.center_crop(resized, [self.size, self.size])
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 pixels of any size to float32 with three channels, mean and deviation taken off."""

@@ -388,6 +388,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory, make_run_in: MakeRun) -> Path:
         ("knn {}/run --random-weights", "has weights of its own"),
         ("fewshot resnet_tiny --random-weights --size 16", "Which images?"),
         ("linear {}/run --quick --augmented", "--quick and --augmented exclude each other"),
+        ("linear {}/run --flip 0", "--flip is for --augmented"),
+        ("segmentation {}/run --flip 0", "--flip is for --augmented"),
         ("table {}/run", "No results in"),
         ("knn {}/vit --size 18 --data {}/train", "cannot look at images of 18 x 18 pixels (Input height"),
         ("segmentation {}/fixed", "cannot look at images of 64 x 64 pixels (Input height"),

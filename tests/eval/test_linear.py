@@ -14,7 +14,7 @@ from adasim.data import ArrayImages, BatchedViews, open_images, synthetic
 from adasim.eval import extract, linear_probe
 from adasim.eval.encoder import Encoder
 from adasim.eval.evaluation import Extractor
-from adasim.eval.linear import LinearResult, Score, StackedHeads, augmented_batches, lars_scale
+from adasim.eval.linear import LinearResult, Score, StackedHeads, augmented_batches
 from adasim.eval.splits import hold_out
 from adasim.models import Backbone, EvalTransform
 from adasim.util.errors import UserError
@@ -61,13 +61,6 @@ def test_each_stacked_head_takes_the_steps_of_a_head_of_its_own(lars):
         alone = one_head(start, lambda _: batches, 1, rate, lars)
         torch.testing.assert_close(stacked.weight[i], alone.weight.data, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(stacked.bias[i], alone.bias.data, rtol=1e-4, atol=1e-6)
-
-
-def test_lars_scale_is_hand_computed_for_each_head():
-    weights = torch.tensor([[[3.0, 4.0]], [[0.6, 0.8]], [[0.0, 0.0]], [[1.0, 0.0]]])
-    gradients = torch.tensor([[[0.3, 0.4]], [[0.0, 2.0]], [[5.0, 1.0]], [[0.0, 0.0]]])
-    # 0.001 * 5 / 0.5, 0.001 * 1 / 2, and no scaling where either norm is 0
-    torch.testing.assert_close(lars_scale(weights, gradients), torch.tensor([0.01, 0.0005, 1.0, 1.0]))
 
 
 @pytest.mark.parametrize("protocol", ["dino", "simsiam"])
@@ -200,12 +193,6 @@ def test_augmented_batches_are_crops_of_8_to_100_percent_and_flips_with_their_ow
 # `adasim eval linear`
 
 MakeRun = Callable[..., Path]
-
-
-def test_flip_without_augmented_is_refused(make_run: MakeRun) -> None:
-    for name in ("linear", "segmentation"):
-        with pytest.raises(UserError, match="--flip is for --augmented"):
-            adasim.evaluate(make_run(name), name, flip=0.0)
 
 
 @pytest.mark.parametrize(
