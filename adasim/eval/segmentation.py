@@ -99,23 +99,6 @@ def check_masks(masks: Tensor, num_classes: int, ignore: int) -> None:
 # ---- the layer ----
 
 
-@dataclass(frozen=True)
-class SegmentationResult:
-    """The test score after every epoch."""
-
-    epochs: tuple[MeanIou, ...]
-
-    @property
-    def best(self) -> MeanIou:
-        """The best epoch: how the paper reports."""
-        return max(self.epochs, key=lambda score: score.miou)
-
-    @property
-    def last(self) -> MeanIou:
-        """The last epoch: no choice made by looking at the test set."""
-        return self.epochs[-1]
-
-
 def logits_of_few(head: nn.Conv2d, features: Tensor, masks: Tensor) -> MaskBatches:
     """Logits (b, C, H, W), upsampled bilinearly to the masks, and their masks (b, H, W), of a few images at a time:
     those of a whole batch at 448 pixels would take a gigabyte."""
@@ -153,8 +136,8 @@ def linear_segmentation(
     seed: int = 0,
     device: torch.device | str = "cpu",
     ranks: Distributed = ALONE,
-) -> SegmentationResult:
-    """Train a 1x1 convolution by Adam at a constant rate, and score it on the test set after every epoch.
+) -> list[MeanIou]:
+    """Train a 1x1 convolution by Adam at a constant rate; the scores on the test set after every epoch.
 
     Args:
         epoch_batches: gives the training batches of an epoch (from 0), so that each may be augmented anew.
@@ -198,7 +181,7 @@ def linear_segmentation(
                 for logits, truth in logits_of_few(head, features, masks):
                     counts += count_pixels(logits.argmax(dim=1), truth, num_classes, ignore)
         scores.append(mean_iou(torch.stack(ranks.gather(counts)).sum(0), left_out))
-    return SegmentationResult(tuple(scores))
+    return scores
 
 
 # ---- its inputs ----
@@ -395,7 +378,7 @@ class Segmentation(SegmentationOptions, Evaluation):
         test.hold()
         total = training.epochs * (len(split.train_ids) + len(split.test_ids)) // ranks.world
         with progress_bar(f"{split.name}: {training.epochs} epochs", total, ranks.is_main) as bar:
-            result = linear_segmentation(
+            scores = linear_segmentation(
                 lambda epoch: counted(train.shuffled(epoch), bar),
                 lambda: counted(test.in_order(), bar),
                 dim=train.shape[0],
@@ -407,7 +390,7 @@ class Segmentation(SegmentationOptions, Evaluation):
                 device=extractor.device,
                 ranks=ranks,
             )
-        best, last = result.best, result.last
+        best, last = max(scores, key=lambda score: score.miou), scores[-1]  # the paper reports the best
         line = extractor.result(
             "segmentation",
             best.miou,

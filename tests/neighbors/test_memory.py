@@ -169,11 +169,12 @@ def test_the_gate_by_hand() -> None:
     assert neighbours.tolist() == [[0, 1], [1, 0], [0, 2]]
     means = torch.tensor([[0.75, 0.625], [0.5, 0.375], [0.375, 0.25]], dtype=torch.float64)
     assert torch.allclose(p, (means / 0.25).softmax(1), atol=1e-12)
-    partners = torch.stack([memory.draw_partners(2, 0.25, seed) for seed in range(1500)])
-    assert set(partners[:, 2].tolist()) == {2}  # its best match is image 0: standard pair
-    share = (partners[:, 0] == 1).double().mean()
-    assert share == pytest.approx(float(p[0, 1]), abs=0.05)
-    assert set(partners[:, 1].tolist()) == {0, 1}
+    partners = torch.stack([memory.draw_partners(2, 0.25, seed) for seed in range(50)])
+    assert [set(drawn.tolist()) for drawn in partners.T] == [
+        {0, 1},
+        {0, 1},
+        {2},
+    ]  # image 2 is not its own best
 
 
 def filled(epochs: int, num_images: int, dim: int, window: int, k: int, **options: Any) -> NeighborMemory:
@@ -226,33 +227,20 @@ def test_ids_too_large_for_packed_sorting_give_the_same_ranking() -> None:
     assert torch.equal(large[1], small[1])
 
 
-@pytest.mark.parametrize("cut", ["mid-epoch", "between epochs"])
-def test_state_round_trip_continues_identically(cut: str) -> None:
-    torch.manual_seed(1)
-    features = torch.randn(5, 40, 8)
-
-    def run(memory: NeighborMemory, start: int, stop: int) -> list[Tensor]:
-        drawn = []
-        for half in range(start, stop):
-            epoch, part = divmod(half, 2)
-            if part == 0:
-                drawn.append(memory.draw_partners(epoch, 0.2, 3))
-            ids = torch.arange(20) + 20 * part
-            memory.observe(ids, features[epoch, ids])
-            if part == 1:
-                memory.end_epoch()
-        return drawn
-
-    straight, broken = (NeighborMemory(40, 8, window=2, k=3) for _ in range(2))
-    expected = run(straight, 0, 10)
-    middle = 7 if cut == "mid-epoch" else 6
-    first = run(broken, 0, middle)
-    again = NeighborMemory(40, 8, window=2, k=3)
-    again.load_state_dict({name: tensor.clone() for name, tensor in broken.state_dict().items()})
-    drawn = first + run(again, middle, 10)
-    assert all(torch.equal(a, b) for a, b in zip(expected, drawn, strict=True))
-    for name, tensor in straight.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+@pytest.mark.parametrize("epochs", [2, 3])
+@pytest.mark.parametrize("in_progress", [True, False])
+def test_a_memory_with_the_state_of_another_goes_on_alike(epochs: int, in_progress: bool) -> None:
+    memory, again = filled(epochs, 40, 8, window=2, k=3), NeighborMemory(40, 8, window=2, k=3)
+    halves = torch.arange(40).split(20)
+    if in_progress:
+        memory.observe(halves[0], torch.ones(20, 8))
+    again.load_state_dict({name: tensor.clone() for name, tensor in memory.state_dict().items()})
+    features = torch.randn(20, 8)
+    for one in (memory, again):
+        one.observe(halves[1], features)
+        one.end_epoch()
+    assert torch.equal(*(one.draw_partners(epochs + 1, 0.2, 3) for one in (memory, again)))
+    assert all(map(torch.equal, memory.state_dict().values(), again.state_dict().values()))
 
 
 def test_a_state_of_another_shape_is_refused_by_name() -> None:
@@ -284,19 +272,6 @@ def test_an_int8_copy_changes_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
             memory.end_epoch()
         assert (memory._quantized is None) == (int8_from > 0)
     assert all(map(torch.equal, *lists))
-
-
-def test_the_gate_tells_crowded_features_apart() -> None:
-    """Images 0 and 1 lie 0.02 rad apart: 0.9998 and 1 are the same number in 16 bits."""
-    angle = torch.tensor([0.0, 0.02, 1.0, 2.0])
-    features = torch.stack([angle.cos(), angle.sin()], 1)
-    memory = NeighborMemory(4, 2, window=1, k=2)
-    for _ in range(2):
-        memory.observe(torch.arange(4), features)
-        memory.end_epoch()
-    neighbours, p = memory.distribution(torch.tensor([1]), 0.2)
-    assert neighbours.tolist() == [[1, 0]]
-    assert p[0, 0] > p[0, 1]
 
 
 def assert_ranked(ids: Tensor, similarities: Tensor, k: int | None) -> None:
