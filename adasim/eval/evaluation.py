@@ -225,13 +225,15 @@ class Extractor:
     ) -> Result:
         """A result of this encoder, for a `Report`; the arguments are those of `Result`.
 
-        `changes` are options as {name: (chosen, usual)}: the setting names those that are not as usual, so that their
-        figures have a column of their own (`dino, quick, epochs=1`). The size of the view is one of them.
+        `changes` are further settings as {name: (chosen, usual)}. The setting in words names those that are not as
+        usual, so that their figures have a column of their own (`dino, quick, epochs=1`). The size of the view is
+        one of them.
         """
         encoder = self.encoder
         changes = {**(changes or {})}
         changes.setdefault("size", (encoder.transform.size, encoder.usual_size))
-        words = [f"{name}={_words(chosen)}" for name, (chosen, usual) in changes.items() if chosen != usual]
+        unusual = {name: chosen for name, (chosen, usual) in changes.items() if chosen != usual}
+        words = [f"{name.removesuffix('_size')}={_words(chosen)}" for name, chosen in unusual.items()]
         if isinstance(data, ImageSet):
             data = {"name": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
         elif isinstance(data, Split):
@@ -245,7 +247,7 @@ class Extractor:
             metrics={protocol: value} if metrics is None else metrics,
             data=data,
             model=model if encoder.epoch is None else model | {"epoch": encoder.epoch},
-            settings={"size": encoder.transform.size} | (settings or {}),
+            settings={name: chosen for name, (chosen, _) in changes.items()} | (settings or {}),
         )
 
     def title(self, what: str, split: Split | None = None, unit: str = "in percent") -> Text:

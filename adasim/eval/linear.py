@@ -301,7 +301,7 @@ class Linear(LinearOptions, Evaluation):
             swept, rates = tuple(score.rate for score in tried.epochs[-1]), (tried.last.rate,)
         result = probe(torch.arange(len(labels)), test.values, test_labels, rates)
 
-        best, last, epochs = result.best, result.last, len(result.epochs)
+        best, last = result.best, result.last
         metrics: dict[str, Any] = {"rate": last.rate, "top1_last": last.top1, "top5_last": last.top5}
         if tried is not None:
             choice, value = "swept rate", last.top1
@@ -310,27 +310,20 @@ class Linear(LinearOptions, Evaluation):
         else:
             choice, value = "published rate" if self.rates is None else f"rate={last.rate:g}", best.top1
             metrics |= {"top1_best": best.top1, "top5_best": best.top5, "best_epoch": best.epoch}
+        changes: dict[str, tuple[Any, Any]] = {
+            "epochs": (len(result.epochs), published.epochs),
+            "batch_size": (batch_size, usual),
+            "flip": (self.flip, LinearOptions.flip),
+        }
+        optimizer = "lars" if published.lars else "sgd"
         line = extractor.result(
             "linear",
             value,
             setting=f"{protocol}, {mode}, {choice}",
-            changes={
-                "epochs": (epochs, published.epochs),
-                "batch": (batch_size, usual),
-                "flip": (self.flip, LinearOptions.flip),
-                "rates": (swept, SWEEP),
-            },
+            changes=changes if tried is None else changes | {"rates": (swept, SWEEP)},
             metrics=metrics,
             data=split,
-            settings={
-                "protocol": protocol,
-                "mode": mode,
-                "optimizer": "lars" if published.lars else "sgd",
-                "flip": self.flip,
-                "rate": choice,
-                "epochs": epochs,
-                "batch_size": batch_size,
-            },
+            settings={"protocol": protocol, "mode": mode, "optimizer": optimizer, "rate": choice},
         )
         title = extractor.title(f"Linear ({protocol}, {mode}, {choice})", split)
         sentences = _sentences(tried, last.rate, is_published=self.rates is None, small=small)

@@ -398,7 +398,7 @@ class Segmentation(SegmentationOptions, Evaluation):
             changes={
                 "blocks": (self.blocks, Segmentation.blocks),
                 "epochs": (training.epochs, usual.epochs),
-                "batch": (training.batch_size, usual.batch_size),
+                "batch_size": (training.batch_size, usual.batch_size),
                 "lr": (training.lr, usual.lr),
                 "flip": (self.flip, Segmentation.flip),
                 "size": (size, usual_size),
@@ -410,15 +410,7 @@ class Segmentation(SegmentationOptions, Evaluation):
                 "iou_best": list(best.iou),
             },
             data=split,
-            settings={
-                "classes": classes,
-                "ignore": list(self.ignore),
-                "blocks": self.blocks,
-                **training._asdict(),
-                "flip": self.flip,
-                "size": size,
-                "mode": mode,
-            },
+            settings={"classes": classes, "ignore": list(self.ignore), "mode": mode},
         )
         columns = (Column(heading, justify="right") for heading in ("best epoch", "last epoch"))
         table = Table("IoU", *columns, box=None, padding=(0, 2))
