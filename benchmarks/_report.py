@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def options(about: str | None, **defaults: Any) -> argparse.Namespace:
     """What was typed: an option for each of these names, of the type of its default; False is a switch, a list takes
-    several values, None is text."""
+    several values, None and an empty list are text."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=raw)
     for name, default in defaults.items():
@@ -28,7 +28,8 @@ def options(about: str | None, **defaults: Any) -> argparse.Namespace:
         if default is False:
             parser.add_argument(option, action="store_true")
         elif isinstance(default, list):
-            parser.add_argument(option, type=type(default[0]), nargs="+", default=default)
+            kind = type(default[0]) if default else str
+            parser.add_argument(option, type=kind, nargs="+", default=default)
         else:
             parser.add_argument(option, type=str if default is None else type(default), default=default)
     return parser.parse_args()

@@ -9,7 +9,6 @@ for trying settings out. Accuracy is that of `adasim demo`: k = 20, on test imag
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import report
+from _report import options, report
 
 from adasim.api import load_run, pretrain
 from adasim.config import Config
@@ -29,14 +28,7 @@ from adasim.recipes import get_recipe
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="changes of the recipe")
-    parser.add_argument("--lines", type=Path, help="append a line for each seed to this file")
-    args = parser.parse_args()
+    args = options(__doc__, seeds=[0, 1, 2, 3, 4], threads=2, set=[], lines=None)
     torch.set_num_threads(args.threads)
     changes = dict(change.split("=", 1) for change in args.set)
     rows = []

@@ -5,15 +5,18 @@ Nothing here imports torch: help and refusals are quick.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import io
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr
-from dataclasses import dataclass
-from itertools import takewhile
+from contextlib import redirect_stderr, suppress
+from dataclasses import dataclass, make_dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
-from types import MappingProxyType, NoneType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
@@ -267,10 +270,13 @@ def _divided(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def put_help_in_fields(kind: Any) -> None:
     """Give tyro every option's docstring as one paragraph: it would break the lines where the source does."""
-    import docstring_parser  # tyro's own way to read them
-
-    parsed = [docstring_parser.parse_from_object(base).params for base in reversed(kind.__mro__[:-1])]
-    texts = {one.arg_name: one.description for params in parsed for one in params if one.description}
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        with suppress(OSError):  # a class that is written nowhere
+            source: Any = ast.parse(textwrap.dedent(inspect.getsource(base)))
+            for field, text in pairwise(source.body[0].body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    texts[ast.unparse(field.target)] = ast.literal_eval(text.value)
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.name in texts:
@@ -285,21 +291,19 @@ def plainly_shown(kind: type[Asked]) -> type[Asked]:
     tyro would show `--size {None}|INT ... (default: None)`, and `(default: False)` behind every switch. What happens
     without an option is said in its own words.
     """
-    hints = get_type_hints(kind, include_extras=True)
-    shown: dict[str, Any] = {}
+    hints, plain = get_type_hints(kind, include_extras=True), get_type_hints(kind)
+    shown: list[Any] = []
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        bare, notes = _divided(hints[field.name])
-        if field.default is None and NoneType in get_args(bare):
-            plain = get_args(get_type_hints(kind)[field.name])[0]
-            own = [note.metavar for note in notes if getattr(note, "metavar", None)]
-            metavar = own[0] if own else _SHOWN.get(plain, "VALUE")
-            shown[field.name] = Annotated[
-                hints[field.name], tyro.conf.arg(metavar=metavar, help_behavior_hint="")
-            ]
-        elif field.default is False:
-            shown[field.name] = Annotated[hints[field.name], tyro.conf.arg(help_behavior_hint="")]
-    namespace = {"__annotations__": shown, "__doc__": kind.__doc__, "__module__": kind.__module__}
-    return dataclasses.dataclass(kw_only=True)(type(kind.__name__, (kind,), namespace))
+        metavar = None
+        if field.default is None:
+            own = [note.metavar for note in _divided(hints[field.name])[1] if getattr(note, "metavar", None)]
+            metavar = own[0] if own else _SHOWN.get(get_args(plain[field.name])[0], "VALUE")
+        if field.default is None or field.default is False:
+            note = tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+            default = dataclasses.field(default=field.default)
+            shown.append((field.name, Annotated[hints[field.name], note], default))
+    more = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    return make_dataclass(kind.__name__, shown, bases=(kind,), kw_only=True, namespace=more)
 
 
 def show_help(usage: str, rows: Sequence[tuple[str, ...]], ending: str) -> None:
