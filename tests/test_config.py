@@ -70,13 +70,11 @@ def test_a_wrong_value_is_refused_by_its_name_in_python_and_in_a_saved_file(
     assert str(refused.value).startswith(f"{name}={sentence}")
 
 
-@pytest.mark.parametrize(
-    ("method", "sentence"),
-    [("byol", "Choose one of dino, nnclr, simsiam"), ("SimSiam", "Did you mean simsiam")],
-)
-def test_an_unknown_method_is_answered_with_the_nearest_name_or_with_all(method: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        Config(method=method)
+def test_an_unknown_method_is_answered_with_the_nearest_name_or_with_all() -> None:
+    with pytest.raises(UserError, match="Choose one of dino, nnclr, simsiam"):
+        Config(method="byol")
+    with pytest.raises(UserError, match="Did you mean simsiam"):
+        Config(method="SimSiam")
 
 
 def test_an_unknown_field_of_a_saved_configuration_is_named() -> None:
