@@ -113,13 +113,13 @@ def _precision(results: Results, path: Path) -> None:
 
 
 SCATTERED = {  # which arms the first panels show, and how many points their names stand beside and above them
-    "adasim": (9, 0),
-    "adasim:k=20,tau=1": (9, 0),
+    "adasim": (9, -6),
+    "adasim:k=20,tau=1": (9, 12),
     "nearest": (9, 0),
     "confident": (9, -14),
     "oracle:p=0.5": (-9, 0),
     "oracle:p=0": (-9, 0),
-    "control:partner=random": (9, 16),
+    "control:partner=random": (9, 12),
     "control:partner=right": (-9, 0),
     "control:partner=only-wrong": (9, -14),
 }
@@ -161,6 +161,7 @@ def _partners(results: Results, path: Path) -> None:
                 ha="left" if beside[0] > 0 else "right",
                 va="center",
             )
+        axis.margins(y=0.14)
         axis.axhline(0, color=BLACK, linewidth=1)
         axis.set(title=title, xlabel="partners of the image's class, %", xlim=(-4, 104))
         axis.set(ylabel="k-NN, gain over standard pairs, points")
