@@ -1,7 +1,6 @@
 """The command line as a person meets it: bad input is one sentence, exit code 2 and nothing half-written."""
 
 import json
-import shlex
 import shutil
 import subprocess
 import warnings
@@ -177,15 +176,6 @@ def test_a_resume_from_elsewhere_or_without_its_images_says_where_they_were_and_
     assert "after pretraining" in shown  # the table is of the images where they are now
     assert load_run(run).config.data.source == str(moved)
     command(f"eval views {run} --queries 8")  # and so is whatever comes next
-
-
-def test_a_path_where_a_recipe_belongs_is_answered_with_the_command_for_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder.parent)
-    for path in (str(folder), "images", "no/such place"):
-        message = refusal(["pretrain", path, "--out", "run"], capsys)
-        assert f"adasim pretrain photos --data {shlex.quote(path)}\n" in message
 
 
 @pytest.mark.parametrize("pairs", ["adasim", "nearest"])

@@ -18,6 +18,8 @@ LONG = "x" * 5000
 REFUSED = {
     "pretrian": "Unknown command 'pretrian'. Did you mean pretrain?",
     "pretrain desk-resent": "Unknown recipe 'desk-resent'. Did you mean desk-resnet?",
+    "pretrain images --out x": "adasim pretrain photos --data images",
+    "pretrain no/images": "adasim pretrain photos --data no/images",
     "pretrain demo --pairs nearst": "Did you mean nearest?",
     "pretrain demo --gpu 0": "There is no option --gpu. Did you mean --device?",
     "pretrain demo --lr 0.1": "Did you mean --optim.lr?",

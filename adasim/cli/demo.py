@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from adasim.cli.options import read_options
 from adasim.runs.folder import check_out
+from adasim.tools.outputs import first_free
 from adasim.util import terminal
 from adasim.util.fields import Range
 
@@ -48,8 +48,7 @@ class DemoArguments:
 def main(arguments: Sequence[str]) -> None:
     """`adasim demo ...`"""
     asked = read_options(DemoArguments, arguments, "demo")
-    names = (Path("runs") / (f"demo-{number}" if number > 1 else "demo") for number in count(1))
-    out = asked.out or next(path for path in names if not path.exists())
+    out = asked.out or first_free(Path("runs/demo"))
     check_out(out, overwrite=False)
     tell_if_busy(os.getloadavg()[0], os.cpu_count() or 1)
 

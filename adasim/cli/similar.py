@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from adasim.cli.options import Model, Reading, read_options
-from adasim.tools.outputs import check_output
+from adasim.tools.outputs import check_output, first_free
 from adasim.util import terminal
 from adasim.util.errors import UserError
 from adasim.util.files import write_errors
@@ -71,10 +69,8 @@ def main(arguments: Sequence[str]) -> None:
         table.add_row(str(number), f"{similarity:.4f}", name)
     console.print(table)
     if not asked.no_picture:
-        stem = f"{asked.image.stem}-similar"
-        names = (Path(f"{stem}-{number}.png" if number > 1 else f"{stem}.png") for number in count(1))
-        free = (path for path in names if asked.overwrite or not os.path.lexists(path))
-        out = asked.out or next(free)
+        default = Path(f"{asked.image.stem}-similar.png")
+        out = asked.out or (default if asked.overwrite else first_free(default))
         with write_errors(out, "name another --out, or use --no-picture"):
             contact_sheet(out, nearest, asked.image.name)
         terminal.say(f"\nPicture: {out}")

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import chain, count
 from pathlib import Path
 
 from adasim.util.errors import UserError
@@ -27,6 +28,12 @@ def check_output(out: Path, overwrite: bool, option: str = "--out") -> None:
         raise UserError(f"{option} {out} is a folder. Name a file.")
     check_folder(out, option)
     _check_free(out, overwrite, option)
+
+
+def first_free(path: Path) -> Path:
+    """This name, or where it is taken the first that is free of NAME-2, NAME-3, ..."""
+    names = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(name for name in chain([path], names) if not os.path.lexists(name))
 
 
 def check_folder(out: Path, option: str = "--out") -> None:
