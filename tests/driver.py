@@ -17,6 +17,7 @@ restarted it. The product has no such hooks: they are put around its functions h
     record       a file for what the run did, see `Recorder`
     digests      true: record the state's digest, too, after every step and where a loss is refused
     accelerator  {"kind": "pretend", ...}: on a pretend device, see accelerator.py
+    tidies_up    true: leave as any program does, exit handlers included, which takes twice as long as the training
     features     true: the memory is shown features that depend on (epoch, id) alone, not on the encoder
 
     python driver.py RUN.json            one run, in this process: what torchrun starts
@@ -231,7 +232,7 @@ def train(run: dict[str, Any]) -> None:
 
 
 def leave_at_once(work: Callable[..., None], *arguments: Any) -> NoReturn:
-    """Work, and exit with the right code but without tidying up, which takes twice as long as the training."""
+    """Work, and exit with the right code but without tidying up."""
     code = 1
     try:
         work(*arguments)
@@ -264,10 +265,10 @@ def main() -> None:
         request = json.loads(line)
         if "start" in request:
             pid = start(request["start"])
-            if pid is None and request["start"].get("command"):
-                leave_at_once(train, request["start"])
+            if pid is None and request["start"].get("tidies_up"):
+                return train(request["start"])
             elif pid is None:
-                return train(request["start"])  # and leave as any program does, exit handlers included
+                leave_at_once(train, request["start"])
             print(json.dumps(pid), flush=True)
         elif "call" in request:
             file, function, *arguments = request["call"]

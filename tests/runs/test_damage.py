@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import matplotlib.pyplot  # noqa: F401 - here, so that not every process has to
 import pytest
 import torch
 from helpers import photos_of_patterns
@@ -27,6 +26,12 @@ from pretrainings import Runs
 import adasim
 from adasim.cli.main import main
 from adasim.util.errors import UserError
+
+if __name__ == "ranks_work":  # in driver.py: its processes then need not
+    import matplotlib.pyplot  # noqa: F401
+    import openTSNE  # noqa: F401
+
+    import adasim.explore.page
 
 pytestmark = pytest.mark.slow
 

@@ -194,8 +194,8 @@ def test_killed_by_the_clock(trial: Trial, tmp_path: Path) -> None:
         time.sleep(random.SystemRandom().uniform(0.05, 1.0))
         os.kill(run.pid, signal.SIGKILL)
         killed += run.wait() == -signal.SIGKILL
-    config = small(views__in_memory=False)
-    last = trial.runs.start(config, out, resume=(out / "config.json").exists())
+    config = small(views__in_memory=False, data__workers=2)
+    last = trial.runs.start(config, out, resume=(out / "config.json").exists(), tidies_up=True)
     assert last.wait() == 0, last.said
     assert killed
     trial.assert_same(out, {"views__in_memory": False, "neighbors__timing": "previous"})
