@@ -18,6 +18,7 @@ restarted it. The product has no such hooks: they are put around its functions h
     digests      true: record the state's digest, too, after every step and where a loss is refused
     accelerator  {"kind": "pretend", ...}: on a pretend device, see accelerator.py
     tidies_up    true: leave as any program does, exit handlers included, which takes twice as long as the training
+    launch       [2, 1]: be torchrun instead, which starts two ranks, forked ones, and starts them again once
     features     true: the memory is shown features that depend on (epoch, id) alone, not on the encoder
 
     python driver.py RUN.json            one run, in this process: what torchrun starts
@@ -46,6 +47,7 @@ import torch.utils.tensorboard
 from gloo_ranks import load
 from helpers import fill
 from torch import Tensor
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import adasim.__main__
 import adasim.cli.pretrain
@@ -224,11 +226,28 @@ def train(run: dict[str, Any]) -> None:
     if run.get("command"):
         # Parsing takes a second, as does a figure, and both are tested elsewhere: as good as parsed.
         where: Any = {"resume" if resume else "out": out}
-        adasim.cli.pretrain.read_arguments = lambda kind, *_, **__: kind(**where, config=config, curves=False)
+        adasim.cli.pretrain.read_arguments = lambda kind, *_, **__: kind(
+            **where, config=config, curves=False, compare=False
+        )
         sys.argv = ["adasim", "pretrain", *(["--resume", str(out)] if resume else ["desk-vit"])]
         adasim.__main__.main()
     else:
         pretrain(config, out, resume=resume)
+
+
+def launch(run: dict[str, Any]) -> None:
+    ranks, restarts = run["launch"]
+    how = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id="test",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        start_method="fork",
+    )
+    elastic_launch(how, train)(run)
 
 
 def leave_at_once(work: Callable[..., None], *arguments: Any) -> NoReturn:
@@ -268,7 +287,7 @@ def main() -> None:
             if pid is None and request["start"].get("tidies_up"):
                 return train(request["start"])
             elif pid is None:
-                leave_at_once(train, request["start"])
+                leave_at_once(launch if "launch" in request["start"] else train, request["start"])
             print(json.dumps(pid), flush=True)
         elif "call" in request:
             file, function, *arguments = request["call"]

@@ -83,12 +83,13 @@ def test_ranks_may_have_micro_batches_too(run_ranks: Callable[..., list[list[Any
             assert torch.allclose(one[name], whole[name], atol=3e-6), name
 
 
-OURS = ("dino", "simsiam", "nnclr")
+COLLECTIVE = ("dino", "nnclr")
+"""Methods whose losses look at what other ranks have."""
 
 
 def count(folder: Path, stage: int) -> list[Footprint]:
     with Distributed.start("cpu"):
-        return [Footprint.count(config) for config in map(_of_method, OURS)]
+        return [Footprint.count(config) for config in map(_of_method, COLLECTIVE)]
 
 
 def _of_method(method: str) -> Config:
@@ -98,7 +99,7 @@ def _of_method(method: str) -> Config:
 def test_a_step_is_counted_alike_by_one_process_and_by_two(run_ranks: Callable[..., list[list[Any]]]) -> None:
     """The tensors that are counted have no storage, and nothing of them can travel."""
     [found] = run_ranks(__file__, "count", 2)
-    alone = [Footprint.count(config) for config in map(_of_method, OURS)]
+    alone = [Footprint.count(config) for config in map(_of_method, COLLECTIVE)]
     assert found == [alone, alone]
 
 

@@ -114,17 +114,14 @@ def program(config: Config, out: Path, hook: dict[str, Any]) -> list[str]:
 
 
 def test_torchrun_restarts_a_run_of_which_one_rank_was_killed(
-    torchrun: Torchrun, assert_undisturbed: Check, tmp_path: Path
+    runs: Runs, assert_undisturbed: Check, tmp_path: Path
 ) -> None:
     """Processes that start again find neither the old ones' addresses nor, in the folder, a foreign run."""
-    out = tmp_path / "run"
-    words = program(small(epochs=3, save__every_minutes=0.0), out, at(STEP, 5, "kill", rank=1))
-    [(code, said)] = torchrun(["--standalone", "--nproc-per-node=2", "--max-restarts=1", *words])
-    assert code == 0, said
-    assert "exitcode: -9" in said
+    config, hooks = small(epochs=3, save__every_minutes=0.0), [at(STEP, 5, "kill", rank=1)]
+    said = runs.start(config, tmp_path / "run", hooks=hooks, launch=[2, 1], command=True).ended().said
     assert said.count("step 1/9") == 1
     assert said.count("step 5/9") == 2  # the first one after the restart: step 4 was saved
-    assert_undisturbed(out)
+    assert_undisturbed(tmp_path / "run")
 
 
 def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(torchrun: Torchrun, tmp_path: Path) -> None:

@@ -52,7 +52,6 @@ def test_a_run_saves_by_epochs_by_the_clock_and_at_its_end(tmp_path: Path, saves
     """With a window of two epochs, of which a checkpoint may have written neither."""
     often = {"save__every_epochs": 0, "save__every_minutes": 0.0}
     for name, changes, expected in (
-        ("every epoch", {"save__every_epochs": 1}, [3, 6, 9, 12, 15]),
         ("every other epoch", {"save__every_epochs": 2}, [6, 12, 15]),
         ("by the clock", {"save__every_epochs": 0}, [15]),  # a few seconds are less than ten minutes
         ("after every step", often, list(range(1, 16))),
@@ -61,7 +60,7 @@ def test_a_run_saves_by_epochs_by_the_clock_and_at_its_end(tmp_path: Path, saves
         pretrain(small(epochs=5, neighbors__window=2, **changes), tmp_path / name)
         assert saves == expected
         assert [name[:12] for name in newest(tmp_path / name).history] == ["epoch-000003", "epoch-000004"]
-        assert digest(tmp_path / name) == digest(tmp_path / "every epoch")
+        assert digest(tmp_path / name) == digest(tmp_path / "every other epoch")
 
 
 def test_snapshots_are_the_encoders_of_their_epochs_and_one_that_a_full_disk_refuses_is_lost(
