@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from contextlib import redirect_stdout
 from pathlib import Path
+from statistics import mean
 from subprocess import CalledProcessError
 from typing import Any
 
@@ -16,6 +17,7 @@ from helpers import json_lines, refusal
 from PIL import Image
 
 from adasim.cli.main import main as adasim_command
+from adasim.train.report import MEANT
 from adasim.util.collapse import CollapseWatch
 
 ROOT = Path(__file__).parents[1]
@@ -327,3 +329,23 @@ def test_the_comparison_with_the_released_code_refuses_a_folder_without_it(
     monkeypatch.setattr("sys.argv", ["parity.py", str(tmp_path)])
     with pytest.raises(SystemExit, match="it has no utils"):
         runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "parity.py"), run_name="__main__")
+
+
+def test_what_a_run_says_of_our_benches_is_what_the_results_say(paper: Any) -> None:
+    module = paper("results")
+    results = module.Results(paper("cell").RESULTS)
+    said = []
+    for method in ("simsiam", "late"):
+        lines, standard = (
+            {line["seed"]: line for line in results.seeds(method, arm)} for arm in ("adasim", "standard")
+        )
+        assert len(lines) == len(standard) == 3
+        gain = mean(lines[seed]["knn"] - standard[seed]["knn"] for seed in lines)
+        right = mean(part[0] / sum(part) for part in map(module.shares, lines.values()))
+        said.append((f"{right:.0%}", f"{abs(gain):.1f}", gain > 0))
+    (low, cost, first), (high, gained, second) = said
+    assert (first, second) == (False, True)
+    assert (
+        f"cost {cost} points of k-NN where {low} were of one class and gained {gained} where {high} were"
+        in MEANT
+    )
