@@ -1,8 +1,7 @@
 """A folder of image files: which there are, what their classes are, and what is on record of them for a resume.
 
 A million paths as Python strings take some 150 MB, and forked loader processes copy them page by page, since every
-look at a string changes its count of references. In a `Listing` names lie one after another in one tensor, folders
-once each. Tensors are shared by forked processes.
+look at a string changes its count of references. A `Listing` holds them in one tensor, which these processes share.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import io
 import os
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from adasim.util.terminal import few, printable
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 _CHECKED_FILES = 256
+_PART = 4096  # paths that are Python's strings at a time
 _CONVERTIBLE = {
     *(".avif", ".jxl", ".jp2", ".j2k", ".jpx", ".psd", ".svg", ".eps", ".exr", ".tga", ".ico", ".pdf"),
     *(".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".dcm"),
@@ -47,71 +48,39 @@ _GONE = (-1, -1, -1)  # the state of a link to nothing: it stays in the list, an
 
 @dataclass(eq=False)
 class Listing:
-    """N image files in the F folders that were looked into, in the order of the walk."""
+    """N image files, in the order of the walk."""
 
-    folders: list[bytes]
-    """Relative paths with a / at their end; the folder itself is the empty one, and the first."""
-    counts: np.ndarray
-    """int64 (F,), images directly in each folder."""
-    names: Tensor
-    """Their N names without folders, one after another, a zero byte after each: uint8 (bytes,)."""
+    paths: Tensor
+    """Relative to the folder, with zero bytes behind the shorter ones: uint8 (N, length of the longest)."""
     states: Tensor
     """int64 (N, 3): size, modification and change time."""
     left_out: dict[str, int] = field(default_factory=dict)
     """What was not taken, by its ending or by a key of `_WORDS`."""
 
-    def __post_init__(self) -> None:
-        self._folder_ends = np.cumsum(self.counts)
-        self._name_ends = torch.from_numpy(np.flatnonzero(self.names.numpy() == 0))
-
     def __len__(self) -> int:
-        return len(self._name_ends)
+        return len(self.paths)
 
-    def part(self, start: int, stop: int) -> list[bytes]:
-        """The names from `start` on, before `stop`, of which there is at least one."""
-        ends = self._name_ends.numpy()
-        first = ends[start - 1] + 1 if start else 0
-        return self.names.numpy()[first : ends[stop - 1]].tobytes().split(b"\0")
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self.paths.split(_PART):
+            yield from _as_bytes(part).tolist()
 
     def path(self, i: int) -> bytes:
-        """Where image i is, relative to the folder."""
-        f = int(np.searchsorted(self._folder_ends, i, side="right"))
-        return self.folders[f] + self.part(i, i + 1)[0]
-
-    def by_folder(self) -> Iterator[tuple[bytes, int, int]]:
-        """(path, first image, one past its last) of each folder with images of its own."""
-        ends = self._folder_ends.tolist()
-        places = zip(self.folders, [0, *ends], ends, strict=False)
-        return (place for place in places if place[1] < place[2])
+        return bytes(_as_bytes(self.paths[i : i + 1])[0])
 
     def lines(self) -> Iterator[list[str]]:
-        """`path size` of every image, folder by folder."""
-        sizes = self.states[:, 0].numpy()
-        for folder, start, stop in self.by_folder():
-            prefix = folder.decode("utf-8", "surrogateescape")
-            names = b"\0".join(self.part(start, stop)).decode("utf-8", "surrogateescape").split("\0")
-            pairs = zip(names, sizes[start:stop].tolist(), strict=True)
-            yield [f"{prefix}{name} {size}" for name, size in pairs]
+        """`path size` of every image, some thousand at a time."""
+        for paths, states in zip(self.paths.split(_PART), self.states.split(_PART), strict=True):
+            names = b"\0".join(_as_bytes(paths).tolist()).decode("utf-8", "surrogateescape").split("\0")
+            yield [f"{name} {size}" for name, size in zip(names, states[:, 0].tolist(), strict=True)]
 
     def select(self, ids: Tensor) -> Listing:
-        """The listing of some of the files alone, whose numbers ascend."""
-        names = self.part(0, len(self))
-        folders = np.repeat(np.arange(len(self.counts)), self.counts)[ids.numpy()]
-        counts = np.bincount(folders, minlength=len(self.counts))
-        chosen = _joined([names[i] for i in ids.tolist()])
-        return replace(self, counts=counts, names=chosen, states=self.states[ids])
+        """The listing of some of the files alone."""
+        return replace(self, paths=self.paths[ids], states=self.states[ids])
 
     def to_bytes(self, fingerprint: str) -> bytes:
         """An .npz file. The fingerprint tells which record it belongs to."""
-        file = io.BytesIO()
-        np.savez(
-            file,
-            folders=_joined(self.folders).numpy(),
-            counts=self.counts,
-            names=self.names.numpy(),
-            states=self.states.numpy(),
-            fingerprint=np.frombuffer(fingerprint.encode(), dtype=np.uint8),
-        )
+        file, mark = io.BytesIO(), np.frombuffer(fingerprint.encode(), dtype=np.uint8)
+        np.savez(file, paths=_as_bytes(self.paths), states=self.states.numpy(), fingerprint=mark)
         return file.getvalue()
 
     @classmethod
@@ -119,19 +88,26 @@ class Listing:
         """What `to_bytes` made with this fingerprint; None of anything else, and if it is lost or damaged."""
         try:
             with np.load(file, allow_pickle=False) as arrays:
-                folders = arrays["folders"].tobytes().split(b"\0")[:-1]
-                names, states = (torch.from_numpy(arrays[key]) for key in ("names", "states"))
-                listing = cls(folders, arrays["counts"], names, states)
-                same = arrays["fingerprint"].tobytes().decode() == fingerprint
-            shapes = listing.counts.shape == (len(folders),) and states.shape == (len(listing), 3)
-            return listing if same and shapes and listing.counts.sum() == len(listing) else None
+                if "paths" in arrays:
+                    paths = arrays["paths"]
+                else:  # as runs were begun before: the names, and apart from them their folders, each once
+                    folders, names = (arrays[key].tobytes().split(b"\0")[:-1] for key in ("folders", "names"))
+                    above = np.repeat(np.array(folders), arrays["counts"]).tolist()
+                    paths = np.array([folder + name for folder, name in zip(above, names, strict=True)])
+                states, mark = torch.from_numpy(arrays["states"]), arrays["fingerprint"].tobytes().decode()
+            whole = mark == fingerprint and states.shape == (len(paths), 3)
+            return cls(_as_tensor(paths), states) if whole else None
         except Exception:  # a damaged archive raises nearly anything
             return None
 
 
-def _joined(names: list[bytes]) -> Tensor:
-    """The names one after another, a zero byte after each: uint8 (bytes,)."""
-    return torch.from_numpy(np.frombuffer(bytearray(b"\0".join([*names, b""])), dtype=np.uint8))
+def _as_bytes(paths: Tensor) -> np.ndarray:
+    """uint8 (n, L) as numpy's byte strings (n,), whose zeros at the end do not count."""
+    return paths.numpy().view(f"S{paths.shape[1]}")[:, 0]
+
+
+def _as_tensor(paths: np.ndarray) -> Tensor:
+    return torch.from_numpy(paths[:, None].view(np.uint8))
 
 
 # ---- walking a folder ----
@@ -144,9 +120,8 @@ def scan(root: bytes, without: str = "") -> Listing:
         without: the name of something directly in `root` that is passed over.
     """
     left_out = Counter[str]()
-    folders: list[bytes] = []
-    texts: list[bytes] = []  # the names in each folder with images, zero bytes between them
-    states: list[np.ndarray] = []
+    paths = [np.empty(0, "S1")]  # of each folder; and their states
+    states = [np.empty((0, 3), np.int64)]
     # Folders still to be read, the next one last, and the folders that each lies in, by device and inode.
     pending: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
     while pending:
@@ -159,7 +134,7 @@ def scan(root: bytes, without: str = "") -> Listing:
                 if here in above:
                     left_out["loop"] += 1
                     continue
-                text, numbers, inside = _read_folder(handle, "" if folder else without, left_out)
+                names, state, inside = _read_folder(handle, "" if folder else without, left_out)
             finally:
                 os.close(handle)
         except OSError as error:
@@ -167,22 +142,24 @@ def scan(root: bytes, without: str = "") -> Listing:
                 raise UserError(f"{os.fsdecode(root)} cannot be opened: {error.strerror}.") from None
             left_out["closed"] += 1
             continue
-        folders.append(folder)
-        texts += [text] if text else []
-        states.append(numbers)
+        if names:
+            paths.append(np.array([folder + name for name in names]))
+            states.append(np.array(state).reshape(-1, 3))
         pending += [(folder + os.fsencode(name) + b"/", above | {here}) for name in reversed(inside)]
-    counts = np.array([len(numbers) for numbers in states], dtype=np.int64)
-    return Listing(folders, counts, _joined(texts), torch.from_numpy(np.concatenate(states)), dict(left_out))
+    numbers = torch.from_numpy(np.concatenate(states))
+    return Listing(_as_tensor(np.concatenate(paths)), numbers, dict(left_out))
 
 
-def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[bytes, np.ndarray, list[str]]:
-    """The names of the images directly in an open folder, zero bytes between them, their states (n, 3), and the names
-    of the folders in it."""
+def _read_folder(
+    handle: int, without: str, left_out: Counter[str]
+) -> tuple[list[bytes], list[int], list[str]]:
+    """The names of the images directly in an open folder, three numbers each for their states, and the names of the
+    folders in it."""
     with os.scandir(handle) as opened:
         entries = sorted(opened, key=attrgetter("name"))
     folders: list[str] = []
     names: list[str] = []
-    states: list[int] = []  # three for each name
+    states: list[int] = []
     for entry in entries:  # a million times: no call that can be spared
         name = entry.name
         if name[0] == "." or name == without:
@@ -208,7 +185,7 @@ def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[byt
             states += (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         else:
             left_out["special"] += 1
-    return os.fsencode("\0".join(names)), np.array(states, dtype=np.int64).reshape(-1, 3), folders
+    return os.fsencode("\0".join(names)).split(b"\0") if names else [], states, folders
 
 
 # ---- the images ----
@@ -257,8 +234,8 @@ class FolderImages(ImageSet):
     def listing(self) -> list[str]:
         return [line for lines in self.files.lines() for line in lines]
 
-    def listing_bytes(self) -> Iterator[bytes]:
-        return ("\n".join([*lines, ""]).encode("utf-8", "surrogateescape") for lines in self.files.lines())
+    def listing_parts(self) -> Iterable[list[str]]:
+        return self.files.lines()
 
     def content(self, i: int, whole: bool = False) -> str:
         return hash_file(self.where(i), whole)
@@ -293,17 +270,17 @@ class FolderImages(ImageSet):
     def unused(self, also: Collection[str] = ()) -> str:
         if not self.split:
             return ""
-        places = Counter[str]()
-        for folder, start, stop in scan(os.fsencode(self._whole), without=self.split).by_folder():
-            top = os.fsdecode(folder.partition(b"/")[0])
-            if top not in also:
-                places[f"in {printable(top)}/" if top else "directly in it"] += stop - start
-        if not places:
-            return ""
-        counts = few(f"{count:,} {place}" for place, count in places.most_common())
-        return (
-            f"{counts} are not among them; to use all, put a link to {printable(self._whole)} into an empty folder "
-            f"and name that folder"
+        files = scan(os.fsencode(self._whole), without=self.split)
+        tops = Counter(path[: path.find(b"/") + 1] for path in files)
+        for used in also:
+            del tops[os.fsencode(f"{used}/")]
+        places = [
+            f"{count:,} {f'in {printable(os.fsdecode(top))}' if top else 'directly in it'}"
+            for top, count in tops.most_common()
+        ]
+        return few(places) and (
+            f"{few(places)} are not among them; to use all, put a link to {printable(self._whole)} into an empty "
+            f"folder and name that folder"
         )
 
 
@@ -330,18 +307,22 @@ def _classes(files: Listing) -> tuple[Tensor | None, list[str], str]:
 
     A few images beside the folders have the label -1; where half of all lie there, folders are no classes.
     """
-    if 2 * files.counts[0] >= len(files):
+    counts = {
+        top: len(list(paths)) for top, paths in groupby(files, lambda path: path[: path.rfind(b"/") + 1])
+    }
+    if 2 * counts.get(b"", 0) >= len(files):
         return None, [], ""
     holders: list[bytes] = []  # the uppermost folders with images of their own
-    inside = np.full(len(files), -1)  # of each image, the last of these; -1: the images beside all folders
-    for folder, start, stop in files.by_folder():
+    inside: list[int] = []  # of each folder with images, the last of these; -1: the images beside all folders
+    for folder in counts:
         if folder and not (holders and folder.startswith(holders[-1])):  # what is below one follows it
             holders.append(folder)
-        inside[start:stop] = len(holders) - 1
+        inside.append(len(holders) - 1)
     chosen, note = _class_folders([os.fsdecode(holder[:-1]) for holder in holders])
     names = sorted(set(chosen))
     number = {name: c for c, name in enumerate(names)}
-    return torch.tensor([*(number[name] for name in chosen), -1])[inside], names, note
+    labels = torch.tensor([*(number[name] for name in chosen), -1])
+    return labels[np.repeat(inside, [*counts.values()])], names, note
 
 
 def _class_folders(holders: list[str]) -> tuple[list[str], str]:

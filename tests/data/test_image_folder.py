@@ -7,7 +7,6 @@ import socket
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -256,11 +255,9 @@ def test_a_listing_survives_its_file_and_that_of_other_data_or_a_damaged_one_is_
 def made_up(count: int) -> FolderImages:
     """A folder that need not be there, with a hundred classes."""
     per = count // 100
-    folders = [b"", *(b"n%08d/" % c for c in range(100))]
-    text = bytearray(b"".join(b"n%08d_%05d.JPEG\0" % (c, i) for c in range(100) for i in range(per)))
-    names = torch.frombuffer(text, dtype=torch.uint8)
-    counts, states = np.array([0] + [per] * 100), torch.arange(3 * count).view(count, 3)
-    return FolderImages("/nowhere", Listing(folders, counts, names, states))
+    text = bytearray(b"".join(b"n%08d/%08d.JPEG" % (c, i) for c in range(100) for i in range(per)))
+    paths = torch.frombuffer(text, dtype=torch.uint8).view(count, -1)
+    return FolderImages("/nowhere", Listing(paths, torch.arange(3 * count).view(count, 3)))
 
 
 def test_a_spawned_worker_receives_as_little_of_many_images_as_of_few() -> None:
@@ -277,7 +274,7 @@ def private_dirty() -> int:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
 def test_a_forked_worker_copies_nothing_of_the_listing() -> None:
     images = made_up(400_000)
-    assert images.files.names.nbytes + images.files.states.nbytes > 17e6
+    assert images.files.paths.nbytes + images.files.states.nbytes > 17e6
     receive, send = os.pipe()
     if not (pid := os.fork()):
         images.where(0)
