@@ -3,7 +3,6 @@
 import hashlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,16 +64,9 @@ def test_the_file_reaches_the_disk_before_its_name_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-
-    def noting(name: str, real: Callable[..., None]) -> Callable[..., None]:
-        def noted(*arguments: Any) -> None:
-            calls.append(name)
-            real(*arguments)
-
-        return noted
-
-    for call in ("fsync", "replace"):
-        monkeypatch.setattr(os, call, noting(call, getattr(os, call)))
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, name=name, real=real: (calls.append(name), real(*given)))
     atomic_write(tmp_path / "x", b"abc")
     assert calls == ["fsync", "replace", "fsync"]
 

@@ -1,7 +1,6 @@
 """Text that others wrote (names of files, results, messages of libraries) reaches a terminal as text alone."""
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -90,30 +89,6 @@ def test_images_with_hostile_names_are_told_of_and_the_run_goes_on(
     said = capfd.readouterr().err
     assert r"\x1b[31mred.png" in said
     assert "\x1b" not in said
-
-
-def test_results_that_look_like_markup_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = [tmp_path / "one", tmp_path / "[red]two[dim]"]
-    for run in runs:
-        run.mkdir()
-        line = {
-            "protocol": "knn",
-            "setting": "[/dim]",
-            "value": 50.0,
-            "metrics": {},
-            "model": {},
-            "settings": {},
-        }
-        line |= {"data": {"name": "\x1b[31m[/bold]", "fingerprint": "x"}}
-        (run / "results.jsonl").write_text(json.dumps(line) + "\n")
-    for more in ([], ["--format", "markdown"]):
-        main(["eval", "table", *map(str, runs), *more])
-        shown = capsys.readouterr().out
-        assert "dim]" in shown
-        assert r"\x1b[31m[/bold]" in shown
-        assert "\x1b" not in shown
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from adasim.data.crops import (
     reduction,
     view_uniforms,
 )
+from adasim.models.transform import EvalTransform
 from adasim.registry import METHODS
 from adasim.util import seeding
 
@@ -169,6 +170,11 @@ def test_views_made_within_a_forward_pass_are_fp32(images: Tensor, precision: to
     with torch.autocast("cpu", precision):
         for found, view in zip(made(), expected, strict=True):
             assert torch.equal(found, view)
+
+
+def test_evaluations_normalise_as_views_do() -> None:
+    views, transform = ViewsConfig(), EvalTransform.of_size(224)
+    assert (transform.mean, transform.std) == (views.mean, views.std)
 
 
 def test_levels_from_128_up_are_inverted() -> None:

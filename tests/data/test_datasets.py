@@ -170,21 +170,6 @@ def test_an_item_that_cannot_be_had_is_quarantined() -> None:
     assert loader.quarantined == {13: "Items[13]: gone (OSError)"}
 
 
-def batches(images: ImagesLike, workers: int) -> list[Tensor]:
-    views = ViewsConfig(in_memory=False, size=8)
-    loader = PairLoader(as_images(images), views, batch_size=5, seed=0, workers=workers)
-    try:
-        return [view for batch in loader.epoch(0, torch.arange(20)) for view in batch.views]
-    finally:
-        loader.close()
-
-
-def test_loader_workers_read_a_data_set_that_cannot_be_pickled() -> None:
-    alone, shared = batches(Items(lambda i: pil(i)), 0), batches(Items(lambda i: pil(i)), 2)
-    assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(alone, batches(PIXELS, 2), strict=True))
-
-
 def test_one_thread_at_a_time_asks_a_data_set() -> None:
     """As its author may expect who has only ever used a DataLoader: one file handle, no locks."""
     inside, most = [0], [0]

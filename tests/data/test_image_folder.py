@@ -7,6 +7,7 @@ import socket
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -250,6 +251,28 @@ def test_a_listing_survives_its_file_and_that_of_other_data_or_a_damaged_one_is_
             io.BytesIO(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]), "mine"
         )
         assert damaged is None or same(damaged)  # not all of a zip file's own bytes matter
+
+
+def test_a_listing_as_runs_kept_it_before_is_read(tree: Path) -> None:
+    """Names one after another, and apart from them the folders, each once with its number of images."""
+    now = scan(os.fsencode(tree))
+    folders = dict.fromkeys([b"", *(path[: path.rfind(b"/") + 1] for path in now)], 0)
+    for path in now:
+        folders[path[: path.rfind(b"/") + 1]] += 1
+    joined = [
+        b"".join(name + b"\0" for name in names) for names in (folders, [p.rpartition(b"/")[2] for p in now])
+    ]
+    texts = {
+        key: np.frombuffer(text, np.uint8) for key, text in zip(("folders", "names"), joined, strict=True)
+    }
+    counts, mark = np.array([*folders.values()]), np.frombuffer(b"mine", np.uint8)
+    file = io.BytesIO()
+    np.savez(file, **texts, counts=counts, states=now.states.numpy(), fingerprint=mark)
+    file.seek(0)
+    before = Listing.read(file, "mine")
+    assert before is not None
+    assert list(before) == list(now)
+    assert torch.equal(before.states, now.states)
 
 
 def made_up(count: int) -> FolderImages:
