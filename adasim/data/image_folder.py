@@ -13,7 +13,6 @@ import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
@@ -143,16 +142,16 @@ def scan(root: bytes, without: str = "") -> Listing:
             left_out["closed"] += 1
             continue
         if names:
-            paths.append(np.array([folder + name for name in names]))
+            prefix = os.fsdecode(folder)
+            text = os.fsencode(prefix + f"\0{prefix}".join(names))  # at once, as there may be a million
+            paths.append(np.array(text.split(b"\0")))
             states.append(np.array(state).reshape(-1, 3))
         pending += [(folder + os.fsencode(name) + b"/", above | {here}) for name in reversed(inside)]
     numbers = torch.from_numpy(np.concatenate(states))
     return Listing(_as_tensor(np.concatenate(paths)), numbers, dict(left_out))
 
 
-def _read_folder(
-    handle: int, without: str, left_out: Counter[str]
-) -> tuple[list[bytes], list[int], list[str]]:
+def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[list[str], list[int], list[str]]:
     """The names of the images directly in an open folder, three numbers each for their states, and the names of the
     folders in it."""
     with os.scandir(handle) as opened:
@@ -164,28 +163,26 @@ def _read_folder(
         name = entry.name
         if name[0] == "." or name == without:
             continue
-        try:
-            if entry.is_dir():
-                folders.append(name)
-                continue
-        except OSError:  # a link to itself
-            pass
         _, dot, ending = name.rpartition(".")
-        if not dot or ending.lower() not in EXTENSIONS:
-            left_out[(dot and f".{ending.lower()}") or "."] += 1
-            continue
+        is_image, status, is_folder = dot and ending.lower() in EXTENSIONS, None, False
         try:
-            status = os.stat(name, dir_fd=handle)  # quicker than entry.stat(), which keeps what it found
-        except OSError:  # a dangling link
+            if is_image:  # quicker than entry.stat(), which keeps what it found
+                status = os.stat(name, dir_fd=handle)
+                is_folder = stat.S_ISDIR(status.st_mode)
+            else:
+                is_folder = entry.is_dir()
+        except OSError:  # a link to nothing, or to itself
+            pass
+        if is_folder:
+            folders.append(name)
+        elif not is_image:
+            left_out[(dot and f".{ending.lower()}") or "."] += 1
+        elif status is None or stat.S_ISREG(status.st_mode):
             names.append(name)
-            states += _GONE
-            continue
-        if stat.S_ISREG(status.st_mode):
-            names.append(name)
-            states += (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            states += (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if status else _GONE
         else:
             left_out["special"] += 1
-    return os.fsencode("\0".join(names)).split(b"\0") if names else [], states, folders
+    return names, states, folders
 
 
 # ---- the images ----
@@ -307,10 +304,10 @@ def _classes(files: Listing) -> tuple[Tensor | None, list[str], str]:
 
     A few images beside the folders have the label -1; where half of all lie there, folders are no classes.
     """
-    counts = {
-        top: len(list(paths)) for top, paths in groupby(files, lambda path: path[: path.rfind(b"/") + 1])
-    }
-    if 2 * counts.get(b"", 0) >= len(files):
+    counts = Counter(
+        path[: path.rfind(b"/") + 1] for path in files
+    )  # the images of a folder follow each other
+    if 2 * counts[b""] >= len(files):
         return None, [], ""
     holders: list[bytes] = []  # the uppermost folders with images of their own
     inside: list[int] = []  # of each folder with images, the last of these; -1: the images beside all folders
