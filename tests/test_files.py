@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,9 +65,14 @@ def test_the_file_reaches_the_disk_before_its_name_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *given, name=name, real=real: (calls.append(name), real(*given)))
+    reals = {"fsync": os.fsync, "replace": os.replace}
+
+    def note(name: str, *given: Any) -> None:
+        calls.append(name)
+        reals[name](*given)
+
+    for name in reals:
+        monkeypatch.setattr(os, name, partial(note, name))
     atomic_write(tmp_path / "x", b"abc")
     assert calls == ["fsync", "replace", "fsync"]
 

@@ -259,15 +259,11 @@ def test_a_listing_as_runs_kept_it_before_is_read(tree: Path) -> None:
     folders = dict.fromkeys([b"", *(path[: path.rfind(b"/") + 1] for path in now)], 0)
     for path in now:
         folders[path[: path.rfind(b"/") + 1]] += 1
-    joined = [
-        b"".join(name + b"\0" for name in names) for names in (folders, [p.rpartition(b"/")[2] for p in now])
-    ]
-    texts = {
-        key: np.frombuffer(text, np.uint8) for key, text in zip(("folders", "names"), joined, strict=True)
-    }
+    names = [path.rpartition(b"/")[2] for path in now]
+    above, own = (np.frombuffer(b"\0".join([*some, b""]), np.uint8) for some in (folders, names))
     counts, mark = np.array([*folders.values()]), np.frombuffer(b"mine", np.uint8)
     file = io.BytesIO()
-    np.savez(file, **texts, counts=counts, states=now.states.numpy(), fingerprint=mark)
+    np.savez(file, folders=above, names=own, counts=counts, states=now.states.numpy(), fingerprint=mark)
     file.seek(0)
     before = Listing.read(file, "mine")
     assert before is not None
