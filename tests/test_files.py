@@ -65,7 +65,7 @@ def test_the_file_reaches_the_disk_before_its_name_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    reals = {"fsync": os.fsync, "replace": os.replace}
+    reals: dict[str, Any] = {"fsync": os.fsync, "replace": os.replace}
 
     def note(name: str, *given: Any) -> None:
         calls.append(name)
