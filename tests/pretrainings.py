@@ -32,7 +32,7 @@ from adasim.data import open_images
 from adasim.methods import DinoSettings, NnclrSettings, SimSiam, SimSiamSettings
 from adasim.recipes import get_recipe
 from adasim.runs.checkpoint import Checkpoint, CheckpointStore
-from adasim.runs.settings import flatten
+from adasim.runs.folder import flatten
 from adasim.train.state import TrainState, build_state
 from adasim.util.files import TEMPORARY
 
@@ -41,7 +41,7 @@ Metrics = Callable[[Path], list[dict[str, Any]]]
 Torchrun = Callable[..., list[tuple[int, str]]]
 
 STEP = "adasim.train.state:TrainState.count"
-WRITE = "adasim.runs.checkpoint:write_tensors"
+WRITE = "adasim.runs.checkpoint:_write"
 MANIFEST = "adasim.runs.checkpoint:atomic_write"
 
 FIXED = {

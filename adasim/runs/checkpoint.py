@@ -17,40 +17,79 @@ the other ranks of its run, which call every method together with it and fail to
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.optim import Optimizer
 
+from adasim import __version__
 from adasim.dist.processes import ALONE, Distributed
-from adasim.runs.manifest import (
-    STEP,
-    SUFFIX,
-    Checkpoint,
-    FileHashes,
-    InvalidCheckpoint,
-    OtherFormat,
-    OtherRun,
-    order,
-    seal,
-    verify,
-)
-from adasim.runs.tensors import write_tensors
+from adasim.runs.folder import checksum
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write, remove, sha256_file, sync, temporary_name
 
 T = TypeVar("T")
+FORMAT = 3
+_STEP = re.compile(r"step-([0-9]{9,})(?:\.([0-9]+))?")
 _EPOCH = re.compile(r"epoch-([0-9]{6,})-([0-9a-f]{16})\.safetensors")
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no separators, no leading dot: cannot leave its folder
+_SUFFIX = ".safetensors"
 _TRIES = 20  # to read from a run that goes on; it would have to save that often meanwhile
 
 
 class SaveFailed(UserError):  # noqa: N818 - it says what happened
     """A save did not succeed (disk full, quota, folder gone); the checkpoints before it are untouched."""
+
+
+class InvalidCheckpoint(Exception):  # noqa: N818
+    """A checkpoint is not whole; the message says what is wrong with it."""
+
+
+class OtherFormat(InvalidCheckpoint):
+    """It is whole, and was written by another version of adasim."""
+
+
+class OtherRun(InvalidCheckpoint):
+    """It belongs to another run, and needs these files of history."""
+
+    def __init__(self, history: set[str]) -> None:
+        super().__init__("it belongs to another run")
+        self.history = history
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. Tensors are read when asked for."""
+
+    path: Path
+    step: int
+    info: dict[str, Any]
+    """What `save` was given, after a trip through JSON (tuples became lists)."""
+    history: tuple[str, ...]
+    """Names of the history files, in the order that `save` was given."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Those of them that are not whole, and why."""
+    run: str | None = None
+    """The id of the run that saved it."""
+
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """One group's tensors on the CPU: pages of the file, copied only when written to."""
+        return _read(self.path / f"{group}{_SUFFIX}")
+
+    def history_tensors(self, name: str) -> dict[str, Tensor]:
+        """One epoch's tensors, by its name in `history`."""
+        return _read(self.path.parent.parent / "history" / name)
 
 
 class CheckpointStore:
@@ -88,7 +127,7 @@ class CheckpointStore:
         what, folder, final = f"the checkpoint of step {step}", Path(), Path()
         with self.saving(what):
             if self.ranks.is_main:
-                revisions = [revision for s, revision in map(order, self.newest_first()) if s == step]
+                revisions = [revision for s, revision in map(_order, self.newest_first()) if s == step]
                 final = self.checkpoints / f"step-{step:09d}{f'.{max(revisions) + 1}' if revisions else ''}"
                 folder = temporary_name(final)
                 folder.mkdir()
@@ -97,14 +136,14 @@ class CheckpointStore:
             entries = {}
             with self.saving(what):  # every rank writes its own files ...
                 for group, values in tensors.items():
-                    write_tensors(folder / f"{group}{SUFFIX}", values)
-                    entries[group] = self._hashes.entry(folder / f"{group}{SUFFIX}")
+                    _write(folder / f"{group}{_SUFFIX}", values)
+                    entries[group] = self._hashes.entry(folder / f"{group}{_SUFFIX}")
             shares = self.ranks.gather(entries)
             with self.saving(what):  # ... and the first one the manifest, when all are there
                 if self.ranks.is_main:
                     groups = {group: entry for share in shares for group, entry in share.items()}
                     for group, entry in groups.items():  # the rank that wrote it has just hashed it
-                        self._hashes.know(folder / f"{group}{SUFFIX}", entry["sha256"])
+                        self._hashes.know(folder / f"{group}{_SUFFIX}", entry["sha256"])
                     lists = [{"name": name, **self._hashes.entry(self.history / name)} for name in history]
                     manifest = {"step": step, "run": self.run, "info": info, "groups": groups}
                     atomic_write(folder / "manifest.json", seal({**manifest, "history": lists}))
@@ -128,9 +167,9 @@ class CheckpointStore:
             folder = temporary_name(self.history / f"epoch-{epoch:06d}")
             folder.mkdir()
             try:
-                write_tensors(folder / "new", tensors)
+                _write(folder / "new", tensors)
                 digest = sha256_file(folder / "new")
-                final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{SUFFIX}"
+                final = self.history / f"epoch-{epoch:06d}-{digest[:16]}{_SUFFIX}"
                 if not final.is_file() or sha256_file(final) != digest:
                     os.replace(folder / "new", final)
             finally:
@@ -220,14 +259,14 @@ class CheckpointStore:
                 temporary = temporary_name(path)
                 os.rename(path, temporary)  # a deletion cut short must not look like a checkpoint
                 remove(temporary)
-            for path in self.history.glob(f"*{SUFFIX}"):
+            for path in self.history.glob(f"*{_SUFFIX}"):
                 if path.name not in needed:
                     path.unlink()
 
     def newest_first(self) -> list[Path]:
         """The folders that are called as checkpoints are, whole or not."""
         paths = self.checkpoints.iterdir() if self.checkpoints.is_dir() else iter(())
-        return sorted((path for path in paths if STEP.fullmatch(path.name)), key=order, reverse=True)
+        return sorted((path for path in paths if _STEP.fullmatch(path.name)), key=_order, reverse=True)
 
     @contextmanager
     def saving(self, what: str) -> Iterator[None]:
@@ -285,3 +324,185 @@ def _loss(checkpoint: Checkpoint) -> str:
         f"without the lists of epoch {', '.join(map(str, epochs))}: images whose lists are lost count as not visited "
         f"then, so partners are drawn from the rest of the window. An undisturbed run would end differently."
     )
+
+
+# manifest.json vouches for itself and, by size and SHA-256, for every file that it names. `verify` is the one door:
+# names are plain, files are regular, sizes and hashes agree, headers parse.
+
+
+class FileHashes:
+    """SHA-256 of files; those that have not been touched since are not read again.
+
+    Without this every save would read the whole window of history, and retention every checkpoint that is kept.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], str] = {}
+
+    def of(self, path: Path) -> str:
+        version = self._version(path)
+        if version not in self._known:
+            self._known[version] = sha256_file(path)
+        return self._known[version]
+
+    def entry(self, path: Path) -> dict[str, Any]:
+        """What a manifest says of a file."""
+        return {"size": path.stat().st_size, "sha256": self.of(path)}
+
+    def know(self, path: Path, sha256: str) -> None:
+        """Remember the hash of a file that another process has just computed."""
+        self._known[self._version(path)] = sha256
+
+    @staticmethod
+    def _version(path: Path) -> tuple[int, ...]:
+        """Which file this is, and as of when."""
+        status = path.stat()
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def seal(manifest: dict[str, Any]) -> bytes:
+    """The manifest as JSON, with format, version and the SHA-256 of its own canonical form."""
+    manifest = json.loads(json.dumps({"format": FORMAT, "adasim": __version__, **manifest}))
+    return json.dumps({**manifest, "sha256": checksum(manifest)}, indent=1).encode()
+
+
+def unseal(path: Path) -> dict[str, Any]:
+    """What `seal` was given.
+
+    Raises:
+        OtherFormat: it is whole, and of another version.
+        InvalidCheckpoint: it is not whole.
+    """
+    with _reading(path, "regular file"):
+        try:
+            manifest = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            manifest = None
+    if not isinstance(manifest, dict):
+        raise InvalidCheckpoint("manifest.json is not a manifest of ours")
+    if manifest.pop("sha256", None) != checksum(manifest):
+        raise InvalidCheckpoint("manifest.json has changed (its SHA-256 differs)")
+    if manifest.get("format") != FORMAT:
+        raise OtherFormat(
+            f"was written by adasim {manifest.get('adasim', '?')} (checkpoint format {manifest.get('format')}), and "
+            f"this is adasim {__version__} (format {FORMAT}). Finish the run with that version, or start a new one "
+            f"with another --out; the encoder in backbone.safetensors can be used as it is."
+        )
+    return manifest
+
+
+def verify(path: Path, run: str | None, hashes: FileHashes) -> Checkpoint:
+    """The checkpoint in the folder `path`, if it is one of `run` (None: of any) and every file in it is whole.
+
+    A history file that is not whole makes it incomplete, and not invalid: see `Checkpoint.lost`.
+    """
+    with _reading(path, "folder"):
+        manifest = unseal(path / "manifest.json")
+    step, history = manifest["step"], {entry["name"]: entry for entry in manifest["history"]}
+    if run not in (None, manifest["run"]):
+        raise OtherRun(set(history))
+    if step != _order(path)[0]:
+        raise InvalidCheckpoint(f"its manifest speaks of step {step}")
+    groups = {f"{group}{_SUFFIX}": entry for group, entry in manifest["groups"].items()}
+    for name in (*groups, *history):
+        if not _PLAIN.fullmatch(name):
+            raise InvalidCheckpoint(f"its manifest names {name!r}, which is not a plain file name")
+    for name, entry in groups.items():
+        _check_file(path / name, entry, hashes)
+    lost = {}
+    for name, entry in history.items():
+        try:
+            _check_file(path.parent.parent / "history" / name, entry, hashes)
+        except InvalidCheckpoint as problem:
+            lost[name] = str(problem)
+    return Checkpoint(path, step, manifest["info"], tuple(history), lost, manifest["run"])
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """(step, revision) of a checkpoint's folder."""
+    match = _STEP.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _check_file(path: Path, entry: dict[str, Any], hashes: FileHashes) -> None:
+    """Raise unless the file is what the manifest's entry says, and safetensors can read its header."""
+    with _reading(path, "regular file"):
+        if (size := path.stat().st_size) != entry["size"]:
+            raise InvalidCheckpoint(f"{path.name} has {size} bytes instead of {entry['size']}")
+        if hashes.of(path) != entry["sha256"]:
+            raise InvalidCheckpoint(f"the content of {path.name} has changed (its SHA-256 differs)")
+        with safe_open(path, framework="pt"):
+            pass
+
+
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """What the disk or safetensors refuses makes a checkpoint invalid; links, pipes and devices are not opened."""
+    try:
+        is_kind = stat.S_ISDIR if kind == "folder" else stat.S_ISREG
+        if not is_kind(path.lstat().st_mode):
+            raise InvalidCheckpoint(f"{path.name} is not a {kind}")
+        yield
+    except FileNotFoundError as error:
+        raise InvalidCheckpoint(f"{path.name} is missing") from error
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path.name} could not be read ({error.strerror})") from error
+    except SafetensorError as error:
+        raise InvalidCheckpoint(f"{path.name} is not a safetensors file ({error})") from error
+
+
+# Tensors
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """One safetensors file, from the tensors' own memory. safetensors refuses strided and shared tensors."""
+    seen: set[int] = set()
+    dense: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous()
+        if tensor.numel() and tensor.data_ptr() in seen:  # tied weights
+            tensor = tensor.clone()
+        seen.add(tensor.data_ptr())
+        dense[name] = tensor
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(dense, path)
+    path.chmod(mode)  # safetensors makes files that their owner alone can read, whatever the umask
+    sync(path)
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """An optimiser's moments and step counts, as `state.NUMBER OF THE PARAMETER.NAME`. Rates and decay are no state:
+    schedules set them before every step."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"state.{index}.{name}": value.detach()
+        for index, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put `optimizer_tensors` into an optimiser over the same parameters: same values, types, memory layout."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        _, index, name = key.split(".", 2)
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, values in state.items():
+        parameter = parameters[number]
+        for name, saved in values.items():
+            # load_state_dict casts moments to the parameter's type and adopts the file's pages, and files do
+            # not keep channels-last, without which the fused kernels lose their fast path.
+            device = optimizer.state[parameter][name].device
+            like = parameter if saved.shape == parameter.shape else saved
+            copy = torch.empty_like(like, dtype=saved.dtype, device=device).copy_(saved)
+            optimizer.state[parameter][name] = copy

@@ -17,6 +17,7 @@ The command line asks here, before torch is imported, whether a folder may becom
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -34,9 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from adasim import __version__
 from adasim.config import Config
-from adasim.registry import is_path
-from adasim.runs.lock import LOCK, FolderLock, holder, text
-from adasim.runs.settings import group_by_setting, settings_of  # noqa: F401 - for those who look here
+from adasim.registry import PAIRS, is_path
 from adasim.util.errors import UserError
 from adasim.util.files import TEMPORARY, atomic_write, remove, remove_leftovers, write_errors
 from adasim.util.terminal import few
@@ -44,11 +43,18 @@ from adasim.util.terminal import few
 if TYPE_CHECKING:  # which imports torch
     from adasim.data.image_folder import Listing
 
-_LISTING = "listing.npz"
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK, _LISTING = "lock", "listing.npz"
 _FOLDERS = ("checkpoints", "history", "tensorboard")
-_UNFINISHED = {*_FOLDERS, LOCK, "versions.json", "data.json", _LISTING, "run.json"}
+_UNFINISHED = {*_FOLDERS, _LOCK, "versions.json", "data.json", _LISTING, "run.json"}
 """What a kill inside `RunFolder.create` may leave."""
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors", "adasim")
+_OF_IMAGES = ("data.source", "data.exclude", "data.labels")
+_MAY_CHANGE = ("recipe", "device", "deterministic", "compile", "data.", "save.", "eval.")
 
 
 @dataclass
@@ -147,7 +153,7 @@ class RunFolder:
     @classmethod
     def join(cls, out: Path, owner: str) -> RunFolder:
         """Take part, from another process, in the run that `owner` (its `owner()`) holds the lock of."""
-        if text(out / LOCK) != owner:
+        if _text(out / _LOCK) != owner:
             raise UserError(
                 f"{out} is not the same folder on {socket.gethostname()} as for the first process of the run. "
                 f"Name an --out on a disk that all machines of the run share."
@@ -156,7 +162,7 @@ class RunFolder:
 
     def owner(self) -> str:
         """Who holds the run's lock, as written in it."""
-        return (self.path / LOCK).read_text()
+        return (self.path / _LOCK).read_text()
 
     @property
     def id(self) -> str | None:
@@ -191,7 +197,7 @@ class RunFolder:
         """
         assert self._lock is not None
         try:
-            mark, described = text(self.path / LOCK), text(self.path / "run.json")
+            mark, described = _text(self.path / _LOCK), _text(self.path / "run.json")
             if mark == self._lock.mark:
                 if described is None:
                     self.identify()
@@ -205,7 +211,7 @@ class RunFolder:
             return
         if mine:
             raise UserError(
-                f"{holder(mark or '')} has opened the run in {self.path} since this process began, and goes on with "
+                f"{_holder(mark or '')} has opened the run in {self.path} since this process began, and goes on with "
                 f"it. This process stops here and leaves the folder alone."
             )
         elsewhere = "is no longer this run's" if self.path.exists() else "is gone"
@@ -342,7 +348,7 @@ def _belongs(out: Path, path: Path) -> bool:
         return True
     folder, _, inside = str(name).partition("/")
     if folder not in _CONTENTS:
-        return str(name) in (*_PRODUCTS, *_DESCRIPTION, LOCK) and stat.S_ISREG(mode)
+        return str(name) in (*_PRODUCTS, *_DESCRIPTION, _LOCK) and stat.S_ISREG(mode)
     if not inside:
         return stat.S_ISDIR(mode)
     return bool(re.fullmatch(_CONTENTS[folder], inside)) and (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
@@ -395,6 +401,185 @@ def began_here(out: Path, by: Collection[str]) -> bool:
     return any(began.get(name) == now[name] for name in by)
 
 
+# The lock: RUN/lock names its holder. flock rather than the file's existence, because the kernel drops it when the
+# process dies, however it dies. Some network disks have no flock: there the file's content refuses a second process
+# on the same machine, and an earlier process notices the content of a later one before its next save.
+
+_UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL}
+_held: set[int] = set()  # handles of the locks that this process holds
+
+
+def _drop_inherited() -> None:
+    """A forked loader worker must not keep the lock of a main process that was killed."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_inherited)
+
+
+@dataclass(frozen=True)
+class FolderLock:
+    """Holds a folder until `release` or the process's end, even by a kill. Use `FolderLock.take(folder)`."""
+
+    handle: int
+    mark: str
+    """The lock file's content: who holds it (first line), and what no other holder has."""
+    by_kernel: bool
+    """False on a disk without flock."""
+
+    @classmethod
+    def take(cls, folder: Path, *, strict: bool = False) -> FolderLock:
+        """Lock the folder, or say who holds it.
+
+        Args:
+            folder: an existing folder.
+            strict: refuse also where the disk has no flock and nobody can tell whether the holder that the file
+                names, on another machine, is still alive.
+        """
+        if fcntl is None:
+            raise UserError(
+                "Training needs file locks as Linux and macOS have them. On Windows, run adasim inside WSL."
+            )
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            by_kernel = _flock(handle)
+            before = os.pread(handle, 1000, 0).decode(errors="replace")
+            here = re.match(rf"process (\d+) on {re.escape(socket.gethostname())}\n\w+ (\d+)\n", before)
+            alive = here is not None and _began(here[1]) == here[2]
+            if by_kernel is None or (not by_kernel and alive):
+                raise UserError(
+                    f"{folder} is in use by {_holder(before)}. Wait for it, stop it, or choose another --out."
+                )
+            if strict and not by_kernel and before and not here:
+                raise UserError(
+                    f"{folder} may be in use by {_holder(before)}, and its disk has no file locks to tell. "
+                    f"If that process is dead, delete {folder / _LOCK}."
+                )
+            me = os.getpid()
+            mark = f"process {me} on {socket.gethostname()}\n{secrets.token_hex(8)} {_began(me)}\n"
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, mark.encode(), 0)
+            os.fsync(handle)  # on a network disk: else other machines see it only when the file is closed
+        except BaseException:
+            os.close(handle)
+            raise
+        _held.add(handle)
+        return cls(handle, mark, bool(by_kernel))
+
+    def release(self) -> None:
+        if self.handle in _held:
+            if not self.by_kernel:  # nothing else would say that it is free
+                with suppress(OSError):
+                    os.ftruncate(self.handle, 0)
+            _held.discard(self.handle)
+            os.close(self.handle)
+
+
+def _flock(handle: int) -> bool | None:
+    """True: it is ours now. None: somebody else's. False: this disk has no such locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):  # the latter on some network disks
+            return None
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+
+
+def _began(pid: object) -> str:
+    """When a process began, in ticks since the machine did: ids are used again, pairs of both are not."""
+    stat = _text(Path(f"/proc/{pid}/stat"))
+    return stat.rpartition(")")[2].split()[19] if stat else ""
+
+
+def _holder(mark: str) -> str:
+    return mark.partition("\n")[0].strip() or "another process"
+
+
+# Settings: which of them may differ between two processes of a run, or between runs of one setting.
+
+
+def check_same(before: Config, now: Config) -> None:
+    """Refuse to continue a run with other settings, naming the first differences.
+
+    Where the images lie, how they are read, the device, saving and evaluation may change, so may `micro_batch`, and
+    the run may become longer; whatever else shapes the result may not. The images are compared by
+    `adasim.data.check_same_data`.
+    """
+    if changed := changed_settings(decisive(before), decisive(now)):
+        raise UserError(
+            f"Cannot resume with other settings: {changed}. "
+            f"Resume without these options, or start a new run with another --out."
+        )
+
+
+def decisive(config: Config, also: Collection[str] = ()) -> dict[str, Any]:
+    """The settings that shape the result, and those named `also`, by their names on the command line."""
+    flat = flatten(json.loads(json.dumps(config.to_dict())))
+    return {name: flat[name] for name in flat if name in also or not name.startswith(_MAY_CHANGE)}
+
+
+def changed_settings(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """In words, which `decisive` settings differ so that a run cannot go on; empty if none does."""
+    # micro_batch matters to batch norm alone: see `pretrain`. A setting that `before` does not have is newer than it
+    # and at its default, or another method's or policy's, which are named.
+    names = before.keys() - {"micro_batch"}
+    if before.get("method") != after.get("method"):  # whose settings have nothing in common
+        own = tuple(f"{settings.get('method')}." for settings in (before, after))
+        names = {name for name in names if not name.startswith(own)}
+    changed = []
+    for name in sorted(names):
+        if before.get(name) == after.get(name) or (name == "epochs" and before[name] < after[name]):
+            continue
+        only = " (it can only be raised)" if name == "epochs" else ""
+        changed.append(f"{name} was {before.get(name)} and is now {after.get(name)}{only}")
+    more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+    return "; ".join(changed[:3]) + more
+
+
+def group_by_setting(runs: Sequence[tuple[Config, str | None]]) -> list[tuple[dict[str, Any], list[int]]]:
+    """Each setting with the numbers of the runs that have it with some random seed, in the runs' order.
+
+    Args:
+        runs: of each its configuration, and the fingerprint of its images: they are the same wherever they lay.
+    """
+    places_of: dict[str, dict[str, Any]] = {}
+    members: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for number, (config, fingerprint) in enumerate(runs):
+        settings = settings_of(config)
+        if fingerprint is not None:
+            where = {name: settings[name] for name in _OF_IMAGES}
+            settings |= places_of.setdefault(fingerprint, where)
+        members.setdefault(json.dumps(settings, sort_keys=True), (settings, []))[1].append(number)
+    return list(members.values())
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """All settings that shape what is learnt but the seed, by their names on the command line; without those that
+    have no effect beside the others."""
+    shaping = decisive(config, also=_OF_IMAGES)
+    idle = {"seed", "neighbors.watch", "neighbors.cache", "views.in_memory", "views.reduced_jpeg"}
+    if not PAIRS[config.pairs].draws_from_memory and not config.neighbors.watch:
+        idle |= {name for name in shaping if name.startswith("neighbors.") and name != "neighbors.oracle_p"}
+    if config.pairs in ("standard", "nearest", "oracle"):
+        idle.add("neighbors.tau")
+    if config.pairs != "oracle":
+        idle.add("neighbors.oracle_p")
+    return {name: value for name, value in shaping.items() if name not in idle}
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`: the names of the command line."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat.update(flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
+    return flat
+
+
 def versions(device: str) -> dict[str, Any]:
     """What the numbers of a run depend on beside its configuration."""
     import torch
@@ -412,6 +597,14 @@ def versions(device: str) -> dict[str, Any]:
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # not empty: somebody was quicker, and it is theirs
         folder.rmdir()
+
+
+def _text(path: Path) -> str | None:
+    """A small file's text; None if there is no such file."""
+    try:
+        return path.read_text(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def checksum(tree: Any) -> str:

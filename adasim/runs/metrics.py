@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from adasim.data import ImageSet
-from adasim.runs.settings import flatten
+from adasim.runs.folder import flatten
 from adasim.util.csv import original, to_csv
 from adasim.util.errors import UserError
 from adasim.util.files import atomic_write

@@ -32,9 +32,8 @@ from adasim.models import BACKBONE_FILE, Backbone, EvalTransform, read_weights, 
 from adasim.neighbors.pairs import require_all_labels
 from adasim.registry import METHODS, PAIRS
 from adasim.runs.checkpoint import CheckpointStore
-from adasim.runs.folder import RunFolder, began_here, checksum, restarted
+from adasim.runs.folder import RunFolder, began_here, check_same, checksum, decisive, restarted
 from adasim.runs.metrics import check_installed
-from adasim.runs.settings import check_same, decisive
 from adasim.train.budget import (
     choose_micro_batches,
     disk_needed,

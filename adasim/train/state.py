@@ -27,9 +27,8 @@ from adasim.models import Backbone
 from adasim.models.io import hash_tensors
 from adasim.neighbors import NeighborMemory, PairContext, PairPolicy, ShardedMemory
 from adasim.registry import PAIRS
-from adasim.runs.checkpoint import Checkpoint, CheckpointStore
-from adasim.runs.settings import changed_settings, decisive
-from adasim.runs.tensors import load_optimizer, optimizer_tensors
+from adasim.runs.checkpoint import Checkpoint, CheckpointStore, load_optimizer, optimizer_tensors
+from adasim.runs.folder import changed_settings, decisive
 from adasim.util.errors import UserError
 
 _WATCHED = 2048  # images whose features the collapse watch looks at

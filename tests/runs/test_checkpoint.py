@@ -14,10 +14,17 @@ import torch
 from helpers import flip, forked, names, small_disk, snapshot
 from torch import Tensor
 
-from adasim.runs import tensors as module
-from adasim.runs.checkpoint import Checkpoint, CheckpointStore, SaveFailed
-from adasim.runs.manifest import InvalidCheckpoint, seal, unseal
-from adasim.runs.tensors import load_optimizer, optimizer_tensors
+from adasim.runs import checkpoint as module
+from adasim.runs.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    InvalidCheckpoint,
+    SaveFailed,
+    load_optimizer,
+    optimizer_tensors,
+    seal,
+    unseal,
+)
 from adasim.util.errors import UserError
 from adasim.util.files import TEMPORARY, remove_leftovers, sha256_file
 

@@ -19,8 +19,7 @@ from helpers import names, snapshot
 
 from adasim.config import Config, NeighborsConfig, SaveConfig
 from adasim.runs import folder as module
-from adasim.runs.folder import RunFolder, check_source
-from adasim.runs.settings import changed_settings, check_same, decisive
+from adasim.runs.folder import RunFolder, changed_settings, check_same, check_source, decisive
 from adasim.util.errors import UserError
 from adasim.util.files import TEMPORARY
 

@@ -83,7 +83,7 @@ def test_a_full_disk_does_not_stop_training_and_the_save_is_tried_again(
 def test_a_disk_still_full_at_the_end_is_an_error_and_nothing_is_lost(
     undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, written = checkpoint_module.write_tensors, 0
+    write, written = checkpoint_module._write, 0
 
     def full(path: Path, tensors: dict[str, Tensor]) -> None:
         nonlocal written
@@ -92,7 +92,7 @@ def test_a_disk_still_full_at_the_end_is_an_error_and_nothing_is_lost(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(path, tensors)
 
-    monkeypatch.setattr(checkpoint_module, "write_tensors", full)
+    monkeypatch.setattr(checkpoint_module, "_write", full)
     with pytest.raises(UserError, match=r"Step 12 could not be saved .* newest checkpoint is of step 6"):
         pretrain(small(), tmp_path / "run")
     monkeypatch.undo()

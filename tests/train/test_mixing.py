@@ -17,7 +17,8 @@ from pretrainings import STEP, Run, Runs, at, digest, small
 
 from adasim.api import pretrain
 from adasim.config import Config
-from adasim.runs import lock, manifest
+from adasim.runs import checkpoint as manifest
+from adasim.runs import folder as access_module
 from adasim.runs.folder import RunFolder
 from adasim.util.errors import UserError
 
@@ -195,7 +196,7 @@ def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(access_module.fcntl, "flock", refuse)
 
 
 @pytest.mark.usefixtures("no_flock")

@@ -20,8 +20,7 @@ from adasim.data import Batch, open_images
 from adasim.dist.processes import ALONE
 from adasim.models import EvalTransform, build_backbone, save_backbone
 from adasim.models.io import backbone_bytes, snapshots
-from adasim.runs.checkpoint import CheckpointStore
-from adasim.runs.manifest import seal, unseal
+from adasim.runs.checkpoint import CheckpointStore, seal, unseal
 from adasim.tools.plan import lines
 from adasim.train.budget import disk_needed
 from adasim.train.loop import Training
