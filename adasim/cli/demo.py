@@ -113,8 +113,8 @@ def epochs_in_time(images_per_second: float, images: int, most: int) -> int:
 
 
 def tell_if_busy(load: float, cores: int) -> None:
-    """Say that the demo will take longer where others use more than a quarter of the machine's cores."""
+    """Say that the demo is disturbed where others use more than a quarter of the machine's cores."""
     if load > cores / 4:
         terminal.say(
-            f"Other processes use {load:.1f} of this machine's {cores} cores: the demo will take longer than usual."
+            f"Other processes use {load:.1f} of this machine's {cores} cores: the demo learns more on a quiet machine."
         )
