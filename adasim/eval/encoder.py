@@ -116,13 +116,12 @@ def open_encoder(
 def _from_ours(path: Path) -> Encoder:
     """The encoder of a run, or of a file that a run wrote."""
     backbone, epoch = load_backbone(path), snapshot_epoch(path)
+    run = path if path.is_dir() else path.parent
     if epoch is not None:
         run = path.absolute().parent.parent
-    else:
-        run = path if path.is_dir() else path.parent
+    elif not ((path.is_dir() or path.name == BACKBONE_FILE) and (run / "config.json").is_file()):
         # Another file in a run folder, such as a copy of an earlier epoch, has figures of its own.
-        if not ((path.is_dir() or path.name == BACKBONE_FILE) and (run / "config.json").is_file()):
-            return Encoder(path.stem, backbone, backbone.transform, "a file without its run")
+        return Encoder(path.stem, backbone, backbone.transform, "a file without its run")
     try:  # as JSON: a method or a policy of a plug-in need not be loaded
         config = json.loads((run / "config.json").read_bytes())
         method, pairs, source = config["method"], config["pairs"], config["data"]["source"]

@@ -53,14 +53,11 @@ class Evaluation:
 class Report:
     """The outcome of one evaluation. `print(report)` shows what `adasim eval` does."""
 
-    results: tuple[Result, ...]
-    """One for each data set, with all figures; these are what a run's results.jsonl keeps."""
+    results: tuple[Result, ...]  # of each data set, with all figures: what a run's results.jsonl keeps
     title: str | Text
     table: RenderableType
-    sentences: tuple[str | Text, ...] = ()
-    """What there is to say below the table."""
-    said: tuple[str, ...] = ()
-    """What was said on the way: which images were found, left out or held out."""
+    sentences: tuple[str | Text, ...] = ()  # below the table
+    said: tuple[str, ...] = ()  # what was said on the way: which images were found, left out or held out
 
     @property
     def value(self) -> float:
@@ -98,10 +95,8 @@ class Extractor:
     cached: bool = True
     seed: int = 0
     say: Say = lambda sentence: None
-    exclude: Path | None = None
-    """A file of verdicts: the images that it rejects are left out."""
-    ranks: Distributed = ALONE
-    """The processes that measure together; all of them make the same calls."""
+    exclude: Path | None = None  # a file of verdicts: the images that it rejects are left out
+    ranks: Distributed = ALONE  # the processes that measure together; all of them make the same calls
 
     def __post_init__(self) -> None:
         self.encoder.backbone.to(self.device)

@@ -46,20 +46,13 @@ LEGEND = (
 class Result:
     """One figure and all that it depends on."""
 
-    protocol: str
-    """The evaluation's name: knn, linear, fewshot, segmentation, or one of your own."""
-    setting: str
-    """In a few words, what must be equal for two figures to compare: `k=20`, `dino, quick`."""
-    value: float
-    """The figure for tables; accuracies and IoU are in percent."""
-    metrics: dict[str, Any]
-    """All figures."""
-    data: dict[str, Any]
-    """At least `name` and `fingerprint`."""
-    model: dict[str, Any]
-    """`name`, `weights` (their hash), `origin`; of a run's snapshot its `epoch`, too."""
-    settings: dict[str, Any]
-    """Every option of the protocol."""
+    protocol: str  # the evaluation's name: knn, linear, fewshot, segmentation, or one of your own
+    setting: str  # in a few words, what must be equal for two figures to compare: `k=20`, `dino, quick`
+    value: float  # the figure for tables; accuracies and IoU are in percent
+    metrics: dict[str, Any]  # all figures
+    data: dict[str, Any]  # at least `name` and `fingerprint`
+    model: dict[str, Any]  # `name`, `weights` (their hash), `origin`; of a run's snapshot its `epoch`, too
+    settings: dict[str, Any]  # every option of the protocol
 
     @property
     def column(self) -> tuple[str, str, str, str]:

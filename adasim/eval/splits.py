@@ -32,8 +32,7 @@ class Split:
     test: ImageSet
     train_ids: Tensor
     test_ids: Tensor
-    note: str | None = None
-    """A sentence on how the split came about, where nobody asked for it."""
+    note: str | None = None  # a sentence on how the split came about, where nobody asked for it
 
     def fingerprint(self) -> str:
         """A hash of the images, their labels and the split."""

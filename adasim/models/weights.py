@@ -67,12 +67,13 @@ _HEADS = ("head", "head_dist", "fc", "classifier", "projector", "predictor")
 class Weights(NamedTuple):
     """An encoder's weights, and what their source says about it."""
 
-    tensors: dict[str, Tensor]
-    """By timm's names, where those of the source are known; a classifier may be among them."""
-    model: ModelConfig | None = None
-    """The encoder that they are of: `name`, `patch_size` and `small_stem`; None where the source does not say."""
-    transform: EvalTransform | None = None
-    """What it expects to be done to an image (size, mean, std, interpolation); None where that is unknown."""
+    tensors: dict[
+        str, Tensor
+    ]  # by timm's names, where the source's are known; a classifier may be among them
+    model: ModelConfig | None = (
+        None  # whose weights: name, patch_size, small_stem; None: the source does not say
+    )
+    transform: EvalTransform | None = None  # what the encoder expects to be done to an image; None: unknown
 
 
 def parse_source(source: str) -> tuple[str, Path | None]:

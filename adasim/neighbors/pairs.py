@@ -29,14 +29,10 @@ class PairContext:
     num_images: int
     epochs: int
     seed: int
-    neighbors: Any
-    """The run's `NeighborsConfig`: window, k, tau and the rest."""
-    memory: NeighborMemory | None = None
-    """There for a policy that draws from it."""
-    labels: Tensor | None = None
-    """(N,), if the images have any; only an oracle may look."""
-    settings: Any = None
-    """The policy's own settings, of its class `Settings`, if it has one."""
+    neighbors: Any  # the run's `NeighborsConfig`: window, k, tau and the rest
+    memory: NeighborMemory | None = None  # there for a policy that draws from it
+    labels: Tensor | None = None  # (N,), if the images have any; only an oracle may look
+    settings: Any = None  # the policy's own settings, of its class `Settings`, if it has one
 
 
 class PairPolicy(ABC):

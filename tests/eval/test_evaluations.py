@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from adasim.data.images import match_classes
 from adasim.eval.encoder import open_encoder
 from adasim.eval.features import cached_features, extract
 from adasim.eval.fewshot import Fewshot
-from adasim.eval.linear import LINEAR_PROTOCOLS, linear_probe
 from adasim.eval.segmentation import _PUBLISHED, Segmentation
 from adasim.eval.splits import Split, match_test_labels, open_all, open_split
 from adasim.registry import EVALUATIONS
@@ -193,23 +191,6 @@ def test_a_run_of_a_method_that_is_not_loaded_is_measured_by_dinos_protocol_and_
     (run / "config.json").write_text(json.dumps({**config, "method": "dino"}))
     with pytest.raises(UserError, match=r"config\.json"):
         adasim.evaluate(run, "linear", epochs=1)
-
-
-def test_a_protocol_of_ones_own_is_an_entry_of_the_dictionary(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = replace(LINEAR_PROTOCOLS["dino"], rate=0.5, epochs=2, features="pooled")
-    monkeypatch.setitem(LINEAR_PROTOCOLS, "mine", mine)
-    run = make_run(model="vit_mini", method="dino")
-    report = adasim.evaluate(run, "linear", protocol="mine")
-    sets = [open_images("synthetic:320", size=16, split=split) for split in ("train", "test")]
-    transform = open_encoder(run).transform
-    features = [extract(adasim.load_backbone(run), images, transform) for images in sets]
-    wanted = linear_probe(
-        features[0], sets[0].labels, features[1], sets[1].labels, protocol="mine", batch_size=256
-    )
-    assert len(wanted.epochs) == 2
-    assert report.metrics["top1_best"] == pytest.approx(wanted.best.top1)
 
 
 def test_masks_and_labels_are_divided_by_one_function(tmp_path: Path) -> None:

@@ -372,12 +372,6 @@ def as_run(weights: dict[str, Tensor], folder: Path) -> Path:
     return folder
 
 
-def as_published_encoder(weights: dict[str, Tensor], folder: Path) -> Path:
-    """dino_deitsmall16_pretrain.pth: the encoder's weights alone."""
-    torch.save(weights, folder / "published.pth")
-    return folder / "published.pth"
-
-
 def as_published_checkpoint(weights: dict[str, Tensor], folder: Path) -> Path:
     """dino_deitsmall16_pretrain_full_checkpoint.pth: both networks with heads, the student within DDP."""
     other = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -400,7 +394,7 @@ def as_safetensors(weights: dict[str, Tensor], folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
-@pytest.mark.parametrize("layout", [as_run, as_published_encoder, as_published_checkpoint, as_safetensors])
+@pytest.mark.parametrize("layout", [as_run, as_published_checkpoint, as_safetensors])
 def test_every_layout_gives_the_encoders_weights(layout: Layout, tmp_path: Path) -> None:
     trained = fresh(seed=1)
     student, teacher = fresh(seed=2), fresh(seed=3)
