@@ -28,14 +28,10 @@ from adasim.util.errors import UserError
 class Step:
     """What one training step computed."""
 
-    loss: Tensor
-    """Scalar, float32, with gradient."""
-    feature: Tensor
-    """The feature of view 1 to cache: (B, D), float32, detached, not normalised."""
-    diagnostics: dict[str, Tensor]
-    """Scalars to log, detached and still on the device."""
-    second: Tensor | None = None
-    """The feature of view 2, likewise; for `--neighbors.view second` or `mean` alone."""
+    loss: Tensor  # scalar, float32, with gradient
+    feature: Tensor  # of view 1, to cache: (B, D), float32, detached, not normalised
+    diagnostics: dict[str, Tensor]  # scalars to log, detached and still on the device
+    second: Tensor | None = None  # the feature of view 2, likewise; for `--neighbors.view second` or `mean`
 
     def observed(self, view: str) -> Tensor:
         """What the neighbour memory observes, of any length: `view` is `--neighbors.view`."""

@@ -67,12 +67,8 @@ _HEADS = ("head", "head_dist", "fc", "classifier", "projector", "predictor")
 class Weights(NamedTuple):
     """An encoder's weights, and what their source says about it."""
 
-    tensors: dict[
-        str, Tensor
-    ]  # by timm's names, where the source's are known; a classifier may be among them
-    model: ModelConfig | None = (
-        None  # whose weights: name, patch_size, small_stem; None: the source does not say
-    )
+    tensors: dict[str, Tensor]  # by timm's names, where known; a classifier may be among them
+    model: ModelConfig | None = None  # whose they are (name, patch size, stem); None: the source does not say
     transform: EvalTransform | None = None  # what the encoder expects to be done to an image; None: unknown
 
 
