@@ -131,25 +131,23 @@ def test_fewshot_pools_the_splits_and_prints_the_average_over_data_sets(
     assert "±" in shown
 
 
-def masked(root: Path, count: int, value: int = 3, size: tuple[int, int] = (20, 24)) -> None:
+def masked(root: Path, count: int, value: int = 3, images: str = "images", masks: str = "masks") -> None:
     """Pairs of a picture and a mask: the left half is class 0 and dark, the right is bright."""
-    for name in ("images", "masks"):
+    for name in (images, masks):
         (root / name).mkdir(parents=True)
     generator = np.random.default_rng(0)
+    mask = np.zeros((20, 24), np.uint8)
+    mask[:, 12:] = value
     for i in range(count):
-        mask = np.zeros(size, np.uint8)
-        mask[:, size[1] // 2 :] = value
-        pixels = generator.integers(0, 60, (*size, 3)) + 180 * (mask[:, :, None] > 0)
-        Image.fromarray(pixels.astype(np.uint8)).save(root / "images" / f"{i}.jpg")
-        Image.fromarray(mask).save(root / "masks" / f"{i}.png")
+        pixels = generator.integers(0, 60, (20, 24, 3)) + 180 * (mask[:, :, None] > 0)
+        Image.fromarray(pixels.astype(np.uint8)).save(root / images / f"{i}.jpg")
+        Image.fromarray(mask).save(root / masks / f"{i}.png")
 
 
 def camvid(root: Path) -> Path:
     """CamVid's layout: train/ and trainannot/, val/ and valannot/, test/ and testannot/; void is 11."""
     for name, count in (("train", 12), ("val", 3), ("test", 6)):
-        masked(root / "made" / name, count, value=2)
-        (root / "made" / name / "images").rename(root / name)
-        (root / "made" / name / "masks").rename(root / f"{name}annot")
+        masked(root, count, 2, name, f"{name}annot")
         for path in (root / f"{name}annot").iterdir():
             mask = np.array(Image.open(path))
             mask[:4] = 11
@@ -185,9 +183,7 @@ def test_segmentation_reads_camvid_ignores_its_void_and_prints_each_class(
 
 def test_segmentation_reads_pascal_voc_and_augments(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    masked(tmp_path / "VOC", 12, value=20)
-    (tmp_path / "VOC" / "images").rename(tmp_path / "VOC" / "JPEGImages")
-    (tmp_path / "VOC" / "masks").rename(tmp_path / "VOC" / "SegmentationClass")
+    masked(tmp_path / "VOC", 12, 20, "JPEGImages", "SegmentationClass")
     lists = tmp_path / "VOC" / "ImageSets" / "Segmentation"
     lists.mkdir(parents=True)
     (lists / "train.txt").write_text("\n".join(map(str, range(8))))
@@ -351,9 +347,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory, make_run_in: MakeRun) -> Path:
     folders(tmp_path / "strange", {"dog": 3, "yak": 3})
     folders(tmp_path / "nested", {"animals/cat": 12, "animals/dog": 12})
     folders(tmp_path / "few", {**dict.fromkeys("abcd", 20), "rare": 7})
-    (tmp_path / "plain").mkdir()
-    for path in (tmp_path / "train" / "cat").iterdir():
-        (tmp_path / "plain" / path.name).write_bytes(path.read_bytes())
+    folders(tmp_path / "plain", {"": 12})
     masked(tmp_path / "small", 6)
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "small" / "masks" / "2.png")
     masked(tmp_path / "known", 6)

@@ -163,17 +163,10 @@ def test_impossible_settings_are_refused(options, sentence):
         linear_probe(torch.eye(2), [0, 1], torch.eye(2), [0, 1], **options)
 
 
-class Pixels(torch.nn.Module):
-    """An encoder whose feature is the image."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1)
-
-
 @pytest.mark.parametrize("flip", [0.5, 0.0])
 def test_augmented_batches_are_crops_of_8_to_100_percent_and_flips_with_their_own_labels(flip: float) -> None:
     images, ids = synthetic(40, 16), torch.arange(40)
-    pixels = Backbone(Pixels(), {"dim": 768})
+    pixels = Backbone(torch.nn.Flatten(), {"dim": 768})
     extractor = Extractor(Encoder("pixels", pixels, SMALL, ""), workers=0, cached=False, seed=3)
     make = augmented_batches(extractor, images, ids, flip, "pooled", batch_size=16)
     plain: dict[str, Any] = {"color": 0.0, "blur": 0.0, "solarize": 0.0, "mean": SMALL.mean, "std": SMALL.std}
