@@ -1,7 +1,5 @@
 """Run folders with an untrained encoder, made in no time: evaluations ask for weights, not for good ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

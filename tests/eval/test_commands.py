@@ -1,7 +1,5 @@
 """`adasim eval` as a person meets it: figures that the protocols' own functions give, and one sentence on errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Evaluations are found by their names, built in or one's own, and give in Python what the command line prints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

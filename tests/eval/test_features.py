@@ -1,7 +1,5 @@
 """Extraction gives each image's own features, whatever the path; the cache gives them back or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Evaluations on several processes give the figures of one, and one of the processes speaks and writes for all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

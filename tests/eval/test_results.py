@@ -1,7 +1,5 @@
 """A result is kept whole or not at all, and a table compares only what may be compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What is measured without labels agrees with plain loops over the definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

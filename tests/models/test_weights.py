@@ -1,7 +1,5 @@
 """Weights that others trained: every form in which people have them gives the features of their model."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import pickle

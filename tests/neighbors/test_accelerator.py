@@ -1,7 +1,5 @@
 """Search and memory on a pretend GPU: its rules are kept, and the answers are the CPU's bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The search made for accelerators, on a pretend GPU: exact, proven, and within its budget."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sharded memory, in real processes, against the memory of one process: equal bit for bit."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
