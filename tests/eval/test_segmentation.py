@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,10 @@ def test_a_batch_of_ignored_pixels_alone_makes_no_step():
         assert with_blank == linear_segmentation(lambda _: test, lambda: test, **options)
 
 
+def given(batches, *_):
+    return batches
+
+
 @pytest.mark.parametrize(
     ("features", "masks", "sentence"),
     [
@@ -139,7 +144,7 @@ def test_bad_segmentation_batches_are_refused(features, masks, sentence):
     good = [(torch.zeros(2, 8, 4, 4), torch.zeros(2, 32, 32, dtype=torch.uint8))]
     for train, test in [(bad, good), (good, bad)]:
         with pytest.raises(UserError, match=sentence):
-            linear_segmentation(lambda _, it=train: it, lambda it=test: it, dim=8, num_classes=3, epochs=1)
+            linear_segmentation(partial(given, train), partial(given, test), dim=8, num_classes=3, epochs=1)
 
 
 def test_a_warp_moves_image_and_mask_alike_and_ignores_what_comes_from_outside() -> None:
