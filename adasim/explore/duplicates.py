@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +32,10 @@ ways are tried that strangers agree in some."""
 SCENE = 0.55
 """Pairs that are closer than this by features, in parts of their surroundings, and far closer than others, show the
 same scene."""
-_SAMPLE, _HARDLY_ANY = 2000, 0.998  # images whose last neighbours are looked at, the share that is no copy
+CLEARLY = 0.4
+"""By how much a near copy's correlation, as Fisher's z, exceeds the best one with a later neighbour."""
+_LATER, _LAST = 5, 30  # places of later neighbours, every other of which is looked at
+_SURE = 0.97  # a correlation that copies alone have
 _AT_ONCE = 4096
 _EXACT = 2.0  # in place of a score
 
@@ -76,7 +82,7 @@ def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
 
     Candidates are close for where they are, by features or by their coarse looks without colour: an encoder may
     tell copies apart, and a mirrored copy looks far away. They are aligned, and their detail is compared, in which
-    two skies or two cars differ; it must agree better than that of later neighbours. No threshold is taken from the
+    two skies or two cars differ; it must agree well, and stand out (`stands_out`). No threshold is taken from the
     candidates themselves, so that copies are found however many there are.
 
     Args:
@@ -96,10 +102,8 @@ def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
     ids = everything.unique(dim=0)
     with progress_bar("copies", len(ids)) as advance:
         found = align(inner, ids, advance)
-    needed = torch.where(found.changed(), DETAIL_CHANGED, DETAIL).clamp(
-        min=_usual_detail(inner, ids, nearest, by_looks)
-    )
-    near = found.detail >= needed
+    near = found.detail >= torch.where(found.changed(), DETAIL_CHANGED, DETAIL)
+    near[near.clone()] = stands_out(inner, ids[near], found.detail[near], nearest)
     copies = {tuple(pair) for pair in ids[near].tolist()}
     other = torch.tensor([tuple(pair) not in copies for pair in by_features.tolist()], dtype=torch.bool)
     other &= mutual
@@ -113,15 +117,45 @@ def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
     return Pairs(ids[listed], found.detail[listed].clamp(0, 1), near[listed], how)
 
 
-def _usual_detail(grey: Tensor, candidates: Tensor, *spaces: Nearest) -> float:
-    """What hardly any image and its last neighbour exceed: simple drawings agree without being copies."""
-    some = torch.arange(0, len(grey), max(1, len(grey) // _SAMPLE))
-    lasts = [torch.stack([some, of.ids[some, -1]], 1) for of in spaces if of.ids.shape[1]]
-    pairs = torch.cat([torch.empty(0, 2, dtype=torch.int64), *lasts])
-    pairs = pairs[pairs[:, 1] >= 0].sort(1).values
-    known = torch.isin(pairs @ torch.tensor([len(grey), 1]), candidates @ torch.tensor([len(grey), 1]))
-    details = align(grey, pairs[~known]).detail
-    return min(0.99, float(details.quantile(_HARDLY_ANY))) if len(details) > _SAMPLE // 20 else 0.0
+def stands_out(grey: Tensor, pairs: Tensor, detail: Tensor, nearest: Nearest) -> Tensor:
+    """(P,): whether pairs agree clearly better than their images agree with later neighbours.
+
+    Drawn patterns and plain things agree without being copies: whatever is aligned with them does. A later neighbour
+    that is a copy itself must not count, however many copies an image has. So the last neighbours, of which hardly
+    any is one, and pairs that agree beyond doubt tell first which images belong together; then all later neighbours
+    count that do not belong to the image's own group.
+    """
+    images, place = pairs.unique(return_inverse=True)  # place: (P, 2)
+    later = nearest.ids[images, _LATER:_LAST:2]  # (n, R)
+    if not later.numel():
+        return torch.ones(len(pairs), dtype=torch.bool)
+    asked = torch.stack([images[:, None].expand_as(later), later], 2)
+    known = later >= 0
+    usual = torch.zeros(later.shape)
+    usual[known] = align(grey, asked[known]).detail
+
+    def clear(counted: Tensor) -> Tensor:
+        """With the best of each image's neighbours that count, (n, R), but for the pair itself."""
+        other = later[place] == pairs.flip(1)[:, :, None]  # (P, 2, R)
+        best = (usual * counted)[place].masked_fill(other, 0).amax((1, 2))
+        return _fisher(detail) - _fisher(best) >= CLEARLY
+
+    sure = usual >= _SURE
+    last = torch.arange(later.shape[1]) * 2 + _LATER >= _SURROUNDINGS * 2
+    together = [pairs[clear(last & ~sure) | (detail >= _SURE)], asked[sure]]
+    group = _components(torch.cat(together), len(grey))
+    return clear(known & (group[later] != group[images][:, None]))
+
+
+def _fisher(correlation: Tensor) -> Tensor:
+    return correlation.clamp(0, 0.9999).atanh()
+
+
+def _components(pairs: Tensor, count: int) -> Tensor:
+    """(count,): the number of the connected component that each image belongs to."""
+    i, j = pairs.T.numpy()
+    graph = csr_matrix((np.ones(len(pairs)), (i, j)), shape=(count, count))
+    return torch.from_numpy(connected_components(graph, directed=False)[1]).long()
 
 
 def surroundings(nearest: Nearest) -> Tensor:
@@ -224,9 +258,9 @@ def find_groups(
         if hashes[i] and hashes[j] and hashes[i] != hashes[j]:  # given features may know an unreadable image
             (copies if is_near else scenes).append(Link(score, how, i, j))
     # Near copies and mere resemblance are not mixed: a chain of scenes must not swallow a pair of copies.
-    of_copies = _joined(copies)
+    of_copies = _joined(copies, len(hashes))
     taken = {i for members, _ in of_copies for i in members}
-    of_scenes = _joined([link for link in scenes if not {link.i, link.j} & taken])
+    of_scenes = _joined([link for link in scenes if not {link.i, link.j} & taken], len(hashes))
     made = []
     for number, (members, worst) in enumerate(of_copies + of_scenes):
         kind: Kind = "exact" if worst.score == _EXACT else "near" if number < len(of_copies) else "same scene"
@@ -238,22 +272,14 @@ def find_groups(
     return sorted(made, key=lambda g: (not g.straddles, KINDS.index(g.kind), -g.score, min(g.members)))
 
 
-def _joined(links: list[Link]) -> list[tuple[list[int], Link]]:
+def _joined(links: list[Link], count: int) -> list[tuple[list[int], Link]]:
     """Connected components with more than one member, ascending, and the link with the least score within."""
-    parent: dict[int, int] = {}
-
-    def root(i: int) -> int:
-        parent.setdefault(i, i)
-        while parent[i] != i:
-            parent[i] = i = parent[parent[i]]
-        return i
-
-    for link in links:
-        parent[root(link.i)] = root(link.j)
-    members: dict[int, list[int]] = {}
-    for i in sorted(parent):
-        members.setdefault(root(i), []).append(i)
+    group = _components(torch.tensor([(link.i, link.j) for link in links]).view(-1, 2), count).tolist()
+    members: dict[int, set[int]] = {}
     worst: dict[int, Link] = {}
     for link in links:
-        worst[root(link.i)] = min(worst.get(root(link.i), link), link)
-    return [(joined, worst[key]) for key, joined in members.items()]
+        key = group[link.i]
+        members.setdefault(key, set()).update((link.i, link.j))
+        worst[key] = min(worst.get(key, link), link)
+    found = [(sorted(joined), worst[key]) for key, joined in members.items()]
+    return sorted(found, key=lambda of: of[0])
