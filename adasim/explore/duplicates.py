@@ -104,12 +104,10 @@ def find_pairs(nearest: Nearest, small: Tensor) -> Pairs:
         found = align(inner, ids, advance)
     near = found.detail >= torch.where(found.changed(), DETAIL_CHANGED, DETAIL)
     near[near.clone()] = stands_out(inner, ids[near], found.detail[near], nearest)
-    copies = {tuple(pair) for pair in ids[near].tolist()}
-    other = torch.tensor([tuple(pair) not in copies for pair in by_features.tolist()], dtype=torch.bool)
-    other &= mutual
-    limit = min(SCENE, far_below(closeness[other]))
-    scenes = {tuple(pair) for pair in by_features[other & (closeness < limit)].tolist()}
-    listed = near | torch.tensor([tuple(pair) in scenes for pair in ids.tolist()], dtype=torch.bool)
+    key = torch.tensor([len(grey), 1])
+    others = mutual & ~torch.isin(by_features @ key, ids[near] @ key)
+    limit = min(SCENE, far_below(closeness[others]))
+    listed = near | torch.isin(ids @ key, by_features[others & (closeness < limit)] @ key)
     how = [
         in_words(found, int(n), small[ids[n]], framed[ids[n]]) if near[n] else ""
         for n in listed.nonzero()[:, 0]

@@ -18,10 +18,9 @@ _DOUBT = 0.05  # of a vote, spread over all classes: fifty neighbours are no pro
 _FOLDS, _STEPS, _WIDTH = 5, 20, 512  # of the probe: folds, Newton steps, width of its features
 _AT_ONCE = 8192  # images in a part of a step
 _FEW_CLASSES = 100  # beyond, two folds must do
-_ANCHORS = (
-    0.2  # share of the images taken for a class, the surest ones, whose labels tell how it is mislabelled
-)
+_ANCHORS = 0.2  # of the images taken for a class the surest ones, whose labels tell how it is mislabelled
 _PRIOR, _PRIOR_IMAGES = 0.3, 20  # images, in parts of the anchors and beside them, that have one rate for all
+_EM_STEPS = 20  # of the estimate of how many labels are wrong
 _CHANCE = 1.5  # standard deviations of a count that are put down to chance
 SURE = 0.25
 """The list shows suspects down to this score, and at least the first `AT_LEAST`."""
@@ -80,9 +79,8 @@ def find_wrong_labels(
     probe = probe_probabilities(features[ids], own, classes)
     doubted = (1 - _DOUBT) * votes + _DOUBT / classes
     p = (probe.clamp(min=1e-7).log() + VOTES_WEIGHT * doubted.log()).softmax(1)
-    rates, estimate = mislabelling_rates(p, own)
-    q = p * rates.T[own]
-    q = q / q.sum(1, keepdim=True)
+    rates = mislabelling_rates(p, own)
+    q = posterior(p, rates, own)
     score = 1 - q.gather(1, own[:, None])[:, 0]
     suggested = q.scatter(1, own[:, None], -1).argmax(1)
     of_own = p.gather(1, own[:, None])[:, 0]
@@ -107,7 +105,7 @@ def find_wrong_labels(
         probe=everywhere(probe.gather(1, two)),
         suspects=ids[suspects],
         threshold=threshold,
-        estimate=estimate,
+        estimate=estimate_wrong(p, rates, own),
         confusion={(a, b): float(cells[a, b]) for a, b in cells.nonzero().tolist()},
     )
 
@@ -153,8 +151,25 @@ def probe_probabilities(features: Tensor, labels: Tensor, classes: int) -> Tenso
     return (x @ weights).view(len(x), folds, classes)[torch.arange(len(x)), fold].softmax(1)
 
 
-def mislabelling_rates(p: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """(C, C): how often images of class a are labelled b, and about how many labels are wrong in all.
+def posterior(p: Tensor, rates: Tensor, labels: Tensor) -> Tensor:
+    """(N, C): probabilities of the classes, given also the labels, and how often which is labelled so."""
+    q = p * rates.T[labels]
+    return q / q.sum(1, keepdim=True)
+
+
+def estimate_wrong(p: Tensor, rates: Tensor, labels: Tensor) -> int:
+    """About how many labels are wrong: expected under the rates that make these labels likeliest, found by EM."""
+    for _ in range(_EM_STEPS):
+        counts = (
+            torch.zeros_like(rates).index_add_(0, labels, posterior(p, rates, labels)).T
+        )  # (class, label)
+        rates = counts / counts.sum(1, keepdim=True).clamp(min=1e-12)
+    right = posterior(p, rates, labels).gather(1, labels[:, None])
+    return round(float((1 - right).sum()))
+
+
+def mislabelling_rates(p: Tensor, labels: Tensor) -> Tensor:
+    """(C, C): how often images of class a are labelled b.
 
     Counted among the anchors of each class, the images that most surely belong to it: there hardly any other label
     comes from doubt. Counts are small, so each is lowered by what chance explains and then drawn towards one rate.
@@ -162,15 +177,14 @@ def mislabelling_rates(p: Tensor, labels: Tensor) -> tuple[Tensor, int]:
     classes = p.shape[1]
     sureness, taken = p.max(1)
     order = sureness.argsort(descending=True, stable=True)
-    counts, sizes = torch.zeros(classes, classes), torch.bincount(taken, minlength=classes)
+    counts = torch.zeros(classes, classes)
     for a in taken.unique().tolist():
         members = order[taken[order] == a]
         counts[a] = torch.bincount(labels[members[: max(1, int(_ANCHORS * len(members)))]], minlength=classes)
     anchors = counts.sum(1, keepdim=True)
     wrong = counts * (1 - torch.eye(classes))
-    estimate = float((wrong.sum(1) / anchors[:, 0].clamp(min=1) * sizes).sum())
     overall = (wrong.sum() + 1) / (anchors.sum() + 1) / (classes - 1)
     prior = _PRIOR * anchors + _PRIOR_IMAGES
     rates = ((wrong.sqrt() - _CHANCE).clamp(min=0).square() + prior * overall) / (anchors + prior)
     rates = rates * (1 - torch.eye(classes))
-    return rates + torch.diag((1 - rates.sum(1)).clamp(min=1e-3)), round(estimate)
+    return rates + torch.diag((1 - rates.sum(1)).clamp(min=1e-3))

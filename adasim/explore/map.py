@@ -58,6 +58,7 @@ def _tsne(start: Tensor, neighbours: Tensor, known: Tensor, seed: int) -> Tensor
         (start / start[:, 0].std().clamp(min=1e-12) * 1e-4).double().numpy(),
         PrecomputedAffinities(graph + graph.T, normalize=True),
         negative_gradient_method="fft" if count > 3_000 else "bh",
+        ints_in_interval=2,  # a coarser grid: half the time, and 28 instead of 29% of the neighbours stay neighbours
         random_state=seed,
         n_jobs=1,
     )

@@ -83,6 +83,27 @@ def test_strangers_are_no_copies_and_plain_images_nobodys() -> None:
     assert not find_pairs(nearest_others(torch.ones(3, 4)), plain).near.any()
 
 
+def test_drawings_that_agree_with_all_their_neighbours_are_no_copies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    stripes = (torch.arange(32.0) + 6.3 * torch.rand(60, 1, 1, 1, generator=generator)).sin()
+    noise = 15 * torch.randn(60, 1, 32, 32, generator=generator)
+    small = (128 + 60 * stripes + noise).clamp(0, 255).byte().expand(60, 3, 32, 32)
+    assert align(small.float().mean(1, keepdim=True), torch.arange(60).view(30, 2)).detail.median() > DETAIL
+    assert not find_pairs(nearest_others(1 + 0.05 * features(60, dim=16)), small).near.any()
+
+
+@pytest.mark.parametrize(("count", "noise"), [(20, 8), (60, 2)])
+def test_a_crowd_of_copies_of_one_picture_is_found(count: int, noise: float) -> None:
+    small, generator = pictures(100), torch.Generator().manual_seed(1)
+    crowd = 0.8 * small[:1] + noise * torch.randn(count, 1, 32, 32, generator=generator)
+    x = features(100, dim=16)
+    x = torch.cat([x, x[:1] + 0.02 * features(count, dim=16, seed=1)])
+    found = find_pairs(nearest_others(x), torch.cat([small, crowd.clamp(0, 255).byte()]))
+    total = 100 + count
+    (group,) = find_groups([str(i) for i in range(total)], found, [0] * total, [1] * total)
+    assert (sorted(group.members), group.kind) == ([0, *range(100, total)], "near")
+
+
 def test_what_only_the_encoder_finds_alike_is_the_same_scene() -> None:
     small = pictures(200)
     x = features(200, dim=16)
