@@ -92,7 +92,7 @@ def test_drawings_that_agree_with_all_their_neighbours_are_no_copies() -> None:
     assert not find_pairs(nearest_others(1 + 0.05 * features(60, dim=16)), small).near.any()
 
 
-@pytest.mark.parametrize(("count", "noise"), [(20, 8), (60, 2)])
+@pytest.mark.parametrize(("count", "noise"), [(20, 8), (60, 0.5)])
 def test_a_crowd_of_copies_of_one_picture_is_found(count: int, noise: float) -> None:
     small, generator = pictures(100), torch.Generator().manual_seed(1)
     crowd = 0.8 * small[:1] + noise * torch.randn(count, 1, 32, 32, generator=generator)
@@ -100,8 +100,9 @@ def test_a_crowd_of_copies_of_one_picture_is_found(count: int, noise: float) -> 
     x = torch.cat([x, x[:1] + 0.02 * features(count, dim=16, seed=1)])
     found = find_pairs(nearest_others(x), torch.cat([small, crowd.clamp(0, 255).byte()]))
     total = 100 + count
-    (group,) = find_groups([str(i) for i in range(total)], found, [0] * total, [1] * total)
-    assert (sorted(group.members), group.kind) == ([0, *range(100, total)], "near")
+    groups = find_groups([str(i) for i in range(total)], found, [0] * total, [1] * total)
+    near = [sorted(group.members) for group in groups if group.kind == "near"]
+    assert near == [[0, *range(100, total)]]
 
 
 def test_what_only_the_encoder_finds_alike_is_the_same_scene() -> None:
