@@ -11,7 +11,6 @@
     hunts.py        surprising and lonely images; all hunts together
     gallery.py      which images a gallery shows, and the picture
     lists.py        findings and galleries as tables: CSV, LaTeX
-    map.py          a place in two dimensions for every image
     exports.py      findings for Embedding Atlas, FiftyOne and cleanlab
     apply.py        a folder of images written anew by verdicts
     page.py         `explore`, and its page, of which page/ holds the HTML, CSS and JavaScript

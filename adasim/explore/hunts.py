@@ -10,8 +10,8 @@ from torch import Tensor
 from adasim.explore.duplicates import Group, find_groups, find_pairs
 from adasim.explore.labels import LabelFindings, find_wrong_labels
 from adasim.explore.looks import Looks
-from adasim.explore.open import Opened, find_nearest
-from adasim.explore.support import Support
+from adasim.explore.open import Opened
+from adasim.explore.support import Nearest, Support
 
 # ---- outliers ----
 
@@ -62,10 +62,9 @@ class Findings:
     popularity: Tensor
 
 
-def hunt(opened: Opened, looks: Looks) -> Findings:
-    """Run every hunt."""
+def hunt(opened: Opened, looks: Looks, nearest: Nearest) -> Findings:
+    """Run every hunt; `nearest` by features."""
     collection, support, features = opened.collection, opened.support, opened.features
-    nearest = opened.nearest or find_nearest(features)
     groups = find_groups(
         looks.hashes, find_pairs(nearest, looks.small), collection.split_of, looks.sizes.prod(1).tolist()
     )

@@ -71,8 +71,8 @@ def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
         some = next(iter(looks.unreadable.values()))
         say(f"{len(looks.unreadable):,} images cannot be read and have no thumbnail, as {some}.")
     remembered = len(collection) if opened.remembered is None else opened.remembered
-    opened.nearest = opened.nearest or find_nearest(opened.features)
-    findings = hunt(opened, looks)
+    nearest = opened.nearest or find_nearest(opened.features)
+    findings = hunt(opened, looks, nearest)
     sets = collection.sets
     source = sets[0].place or sets[0].name
     if sets[0].split and sets[0].place.endswith(sets[0].split):
@@ -87,7 +87,7 @@ def explore(opened: Opened, say: Say = lambda sentence: None) -> Exploration:
         origin=opened.origin,
         windowed=opened.windowed,
         remembered=remembered,
-        map=coordinates(opened.features, opened.nearest),
+        map=coordinates(opened.features, nearest),
     )
 
 
