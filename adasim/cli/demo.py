@@ -116,5 +116,5 @@ def tell_if_busy(load: float, cores: int) -> None:
     """Say that the demo is disturbed where others use more than a quarter of the machine's cores."""
     if load > cores / 4:
         terminal.say(
-            f"Other processes use {load:.1f} of this machine's {cores} cores: the demo learns more on a quiet machine."
+            f"Other processes use {load:.1f} of this machine's {cores} cores: the demo learns more without them."
         )

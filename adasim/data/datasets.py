@@ -304,9 +304,11 @@ def _listed_labels(items: Any) -> Tensor | None:
             if isinstance(item, tuple | list) and len(item) > 1:
                 told[i] = int(item[1])
     for name in (*_LABELS, *_PAIRS):
-        listed: Any = getattr(items, name, None)
-        paired = isinstance(listed, list) and all(isinstance(p, tuple) and len(p) == 2 for p in listed)
-        columns: list[Any] = list(zip(*listed, strict=True)) if paired else [listed]
+        columns: list[Any] = [getattr(items, name, None)]
+        if name in _PAIRS:
+            pairs = columns[0] if isinstance(columns[0], list) else []
+            paired = all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs)
+            columns = list(zip(*pairs, strict=True)) if paired else []
         for labels in (_usable_labels(column, len(items)) for column in columns):
             if labels is None or not (told or name in _LABELS[:2]):
                 continue

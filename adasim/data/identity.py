@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -72,38 +71,44 @@ def check_same_data(
         advice: what to do about other data, for the refusal.
         listing: of a folder, the files that were in it, by `Listing.read` of what `listing_file` gave.
     """
-    files, count, whole = _folder_listing(images), len(images), saved.get("contents")
-    _refuse(_other_names(saved, images, listing), advice)
-    times = saved.get("times") if listing is None else listing.states[:, 1].numpy()
+    files, count, whole, read = _folder_listing(images), len(images), saved.get("contents"), 0
     late: list[int] = []  # images whose files have another modification time than before
-    if files is not None and times is not None:
-        late = np.flatnonzero(np.asarray(times) != files.states[:, 1].numpy()).tolist()
-    sample = dict(zip(_sampled(images), saved["sample"], strict=True))
-    _refuse(_other_contents(images, sample), advice)
-    read: Sequence[int] = ()
-    if whole:
-        read = range(count) if complete else [late[n] for n in sample_ids(len(late), SAMPLED_FILES)]
-        _refuse(_other_contents(images, {i: whole[i] for i in read}, whole=True), advice)
-    elif sum(i in sample for i in late) < min(len(late), _ENOUGH):
+    sample: dict[int, str] = {}
+    times = saved.get("times") if listing is None else listing.states[:, 1].numpy()
+    other = _other_names(saved, images, listing)
+    if not other:
+        if files is not None and times is not None:
+            late = np.flatnonzero(np.asarray(times) != files.states[:, 1].numpy()).tolist()
+        sample = dict(zip(_sampled(images), saved["sample"], strict=True))
+        other = _other_contents(images, sample)
+    if not other and whole:
+        again = range(count) if complete else [late[n] for n in sample_ids(len(late), SAMPLED_FILES)]
+        read = len(again)
+        other = _other_contents(images, {i: whole[i] for i in again}, whole=True)
+    elif not other and sum(i in sample for i in late) < min(len(late), _ENOUGH):
         unknown = few(printable(images.where(i)) for i in late if i not in sample)
-        _refuse(
+        advice = "Restore these files with their modification times"
+        other = (
             f"{len(late):,} of {count:,} files were written after the run began ({unknown}), and what they held is "
-            f"not on record: it is for {len(sample):,} files, or for all in a run begun with --verify-data",
-            "Restore these files with their modification times",
+            f"not on record: it is for {len(sample):,} files, or for all in a run begun with --verify-data"
+        )
+    if other:
+        raise UserError(
+            f"Cannot resume with other data: {other}. {advice}, or start a new run with another --out."
         )
     text = "The data are those that the run began with: "
     if files is None:
         return text + f"the contents of {len(sample) or count:,} of {count:,} images agree."
     text += "names and sizes" if times is None or late else "names, sizes and modification times"
     text += f" of all {count:,} files agree"
-    if len(read) == count:
+    if read == count:
         text += ", and so does every byte of them."
     else:
         text += f", and so do the contents of {len(sample):,} of them (up to 64 KB of each)."
     if late:
         text += f" Modification times differ for {len(late):,}, as after a copy."
-        if 0 < len(read) < count:
-            text += f" Every byte of {len(read):,} of these was read, and is as before."
+        if 0 < read < count:
+            text += f" Every byte of {read:,} of these was read, and is as before."
     if times is None:
         text += " Modification times could not be compared: the run's listing.npz is lost or damaged."
     if complete and not whole:
@@ -111,16 +116,9 @@ def check_same_data(
     return text
 
 
-def _refuse(other: str, advice: str) -> None:
-    if other:
-        raise UserError(
-            f"Cannot resume with other data: {other}. {advice}, or start a new run with another --out."
-        )
-
-
 def _folder_listing(images: ImageSet) -> Listing | None:
     """The files of a folder, or of what is left of one; None of other images."""
-    if isinstance(images, Subset):
+    if isinstance(images, Subset) and bool((images.ids[1:] > images.ids[:-1]).all()):
         listing = _folder_listing(images.images)
         return None if listing is None else listing.select(images.ids)
     return images.files if isinstance(images, FolderImages) else None
@@ -129,7 +127,9 @@ def _folder_listing(images: ImageSet) -> Listing | None:
 def _other_names(saved: dict[str, Any], images: ImageSet, listing: Listing | None) -> str:
     """In words, how names, sizes, order or labels differ; empty if they do not."""
     if saved["fingerprint"] != images.fingerprint():
-        before = saved.get("listing") if listing is None else list(chain.from_iterable(listing.lines()))
+        before = saved.get("listing")
+        if listing is not None:
+            before = [line for lines in listing.lines() for line in lines]
         if before is None:
             lost = "which ones cannot be said: the run's listing.npz is lost or damaged"
             return f"names, sizes or contents differ ({lost})"

@@ -1,7 +1,8 @@
 """A folder of image files: which there are, what their classes are, and what is on record of them for a resume.
 
 A million paths as Python strings take some 150 MB, and forked loader processes copy them page by page, since every
-look at a string changes its count of references. A `Listing` holds them in one tensor, which these processes share.
+look at a string changes its count of references. In a `Listing` names lie one after another in one tensor, folders
+once each. Tensors are shared by forked processes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import os
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +28,6 @@ from adasim.util.terminal import few, printable
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("test", "val", "valid", "validation")}
 _CHECKED_FILES = 256
-_PART = 4096  # paths that are Python's strings at a time
 _CONVERTIBLE = {
     *(".avif", ".jxl", ".jp2", ".j2k", ".jpx", ".psd", ".svg", ".eps", ".exr", ".tga", ".ico", ".pdf"),
     *(".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".dcm"),
@@ -47,39 +47,71 @@ _GONE = (-1, -1, -1)  # the state of a link to nothing: it stays in the list, an
 
 @dataclass(eq=False)
 class Listing:
-    """N image files, in the order of the walk."""
+    """N image files in the F folders that were looked into, in the order of the walk."""
 
-    paths: Tensor
-    """Relative to the folder, with zero bytes behind the shorter ones: uint8 (N, length of the longest)."""
+    folders: list[bytes]
+    """Relative paths with a / at their end; the folder itself is the empty one, and the first."""
+    counts: np.ndarray
+    """int64 (F,), images directly in each folder."""
+    names: Tensor
+    """Their N names without folders, one after another, a zero byte after each: uint8 (bytes,)."""
     states: Tensor
     """int64 (N, 3): size, modification and change time."""
     left_out: dict[str, int] = field(default_factory=dict)
     """What was not taken, by its ending or by a key of `_WORDS`."""
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    def __post_init__(self) -> None:
+        self._folder_ends = np.cumsum(self.counts)
+        self._name_ends = torch.from_numpy(np.flatnonzero(self.names.numpy() == 0))
 
-    def __iter__(self) -> Iterator[bytes]:
-        for part in self.paths.split(_PART):
-            yield from _as_bytes(part).tolist()
+    def __len__(self) -> int:
+        return len(self._name_ends)
+
+    def part(self, start: int, stop: int) -> list[bytes]:
+        """The names from `start` on, before `stop`, of which there is at least one."""
+        ends = self._name_ends.numpy()
+        first = ends[start - 1] + 1 if start else 0
+        return self.names.numpy()[first : ends[stop - 1]].tobytes().split(b"\0")
 
     def path(self, i: int) -> bytes:
-        return bytes(_as_bytes(self.paths[i : i + 1])[0])
+        """Where image i is, relative to the folder."""
+        f = int(np.searchsorted(self._folder_ends, i, side="right"))
+        return self.folders[f] + self.part(i, i + 1)[0]
+
+    def by_folder(self) -> Iterator[tuple[bytes, int, int]]:
+        """(path, first image, one past its last) of each folder with images of its own."""
+        ends = self._folder_ends.tolist()
+        places = zip(self.folders, [0, *ends], ends, strict=False)
+        return (place for place in places if place[1] < place[2])
 
     def lines(self) -> Iterator[list[str]]:
-        """`path size` of every image, some thousand at a time."""
-        for paths, states in zip(self.paths.split(_PART), self.states.split(_PART), strict=True):
-            names = b"\0".join(_as_bytes(paths).tolist()).decode("utf-8", "surrogateescape").split("\0")
-            yield [f"{name} {size}" for name, size in zip(names, states[:, 0].tolist(), strict=True)]
+        """`path size` of every image, folder by folder."""
+        sizes = self.states[:, 0].numpy()
+        for folder, start, stop in self.by_folder():
+            prefix = folder.decode("utf-8", "surrogateescape")
+            names = b"\0".join(self.part(start, stop)).decode("utf-8", "surrogateescape").split("\0")
+            pairs = zip(names, sizes[start:stop].tolist(), strict=True)
+            yield [f"{prefix}{name} {size}" for name, size in pairs]
 
     def select(self, ids: Tensor) -> Listing:
-        """The listing of some of the files alone."""
-        return replace(self, paths=self.paths[ids], states=self.states[ids])
+        """The listing of some of the files alone, whose numbers ascend."""
+        names = self.part(0, len(self))
+        folders = np.repeat(np.arange(len(self.counts)), self.counts)[ids.numpy()]
+        counts = np.bincount(folders, minlength=len(self.counts))
+        chosen = _joined([names[i] for i in ids.tolist()])
+        return replace(self, counts=counts, names=chosen, states=self.states[ids])
 
     def to_bytes(self, fingerprint: str) -> bytes:
         """An .npz file. The fingerprint tells which record it belongs to."""
-        file, mark = io.BytesIO(), np.frombuffer(fingerprint.encode(), dtype=np.uint8)
-        np.savez(file, paths=_as_bytes(self.paths), states=self.states.numpy(), fingerprint=mark)
+        file = io.BytesIO()
+        np.savez(
+            file,
+            folders=_joined(self.folders).numpy(),
+            counts=self.counts,
+            names=self.names.numpy(),
+            states=self.states.numpy(),
+            fingerprint=np.frombuffer(fingerprint.encode(), dtype=np.uint8),
+        )
         return file.getvalue()
 
     @classmethod
@@ -87,26 +119,19 @@ class Listing:
         """What `to_bytes` made with this fingerprint; None of anything else, and if it is lost or damaged."""
         try:
             with np.load(file, allow_pickle=False) as arrays:
-                if "paths" in arrays:
-                    paths = arrays["paths"]
-                else:  # as runs were begun before: the names, and apart from them their folders, each once
-                    folders, names = (arrays[key].tobytes().split(b"\0")[:-1] for key in ("folders", "names"))
-                    above = np.repeat(np.array(folders), arrays["counts"]).tolist()
-                    paths = np.array([folder + name for folder, name in zip(above, names, strict=True)])
-                states, mark = torch.from_numpy(arrays["states"]), arrays["fingerprint"].tobytes().decode()
-            whole = mark == fingerprint and states.shape == (len(paths), 3)
-            return cls(_as_tensor(paths), states) if whole else None
+                folders = arrays["folders"].tobytes().split(b"\0")[:-1]
+                names, states = (torch.from_numpy(arrays[key]) for key in ("names", "states"))
+                listing = cls(folders, arrays["counts"], names, states)
+                same = arrays["fingerprint"].tobytes().decode() == fingerprint
+            shapes = listing.counts.shape == (len(folders),) and states.shape == (len(listing), 3)
+            return listing if same and shapes and listing.counts.sum() == len(listing) else None
         except Exception:  # a damaged archive raises nearly anything
             return None
 
 
-def _as_bytes(paths: Tensor) -> np.ndarray:
-    """uint8 (n, L) as numpy's byte strings (n,), whose zeros at the end do not count."""
-    return paths.numpy().view(f"S{paths.shape[1]}")[:, 0]
-
-
-def _as_tensor(paths: np.ndarray) -> Tensor:
-    return torch.from_numpy(paths[:, None].view(np.uint8))
+def _joined(names: list[bytes]) -> Tensor:
+    """The names one after another, a zero byte after each: uint8 (bytes,)."""
+    return torch.from_numpy(np.frombuffer(bytearray(b"\0".join([*names, b""])), dtype=np.uint8))
 
 
 # ---- walking a folder ----
@@ -119,8 +144,9 @@ def scan(root: bytes, without: str = "") -> Listing:
         without: the name of something directly in `root` that is passed over.
     """
     left_out = Counter[str]()
-    paths = [np.empty(0, "S1")]  # of each folder; and their states
-    states = [np.empty((0, 3), np.int64)]
+    folders: list[bytes] = []
+    texts: list[bytes] = []  # the names in each folder with images, zero bytes between them
+    states: list[np.ndarray] = []
     # Folders still to be read, the next one last, and the folders that each lies in, by device and inode.
     pending: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
     while pending:
@@ -133,7 +159,7 @@ def scan(root: bytes, without: str = "") -> Listing:
                 if here in above:
                     left_out["loop"] += 1
                     continue
-                names, state, inside = _read_folder(handle, "" if folder else without, left_out)
+                text, numbers, inside = _read_folder(handle, "" if folder else without, left_out)
             finally:
                 os.close(handle)
         except OSError as error:
@@ -141,48 +167,48 @@ def scan(root: bytes, without: str = "") -> Listing:
                 raise UserError(f"{os.fsdecode(root)} cannot be opened: {error.strerror}.") from None
             left_out["closed"] += 1
             continue
-        if names:
-            prefix = os.fsdecode(folder)
-            text = os.fsencode(prefix + f"\0{prefix}".join(names))  # at once, as there may be a million
-            paths.append(np.array(text.split(b"\0")))
-            states.append(np.array(state).reshape(-1, 3))
+        folders.append(folder)
+        texts += [text] if text else []
+        states.append(numbers)
         pending += [(folder + os.fsencode(name) + b"/", above | {here}) for name in reversed(inside)]
-    numbers = torch.from_numpy(np.concatenate(states))
-    return Listing(_as_tensor(np.concatenate(paths)), numbers, dict(left_out))
+    counts = np.array([len(numbers) for numbers in states], dtype=np.int64)
+    return Listing(folders, counts, _joined(texts), torch.from_numpy(np.concatenate(states)), dict(left_out))
 
 
-def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[list[str], list[int], list[str]]:
-    """The names of the images directly in an open folder, three numbers each for their states, and the names of the
-    folders in it."""
+def _read_folder(handle: int, without: str, left_out: Counter[str]) -> tuple[bytes, np.ndarray, list[str]]:
+    """The names of the images directly in an open folder, zero bytes between them, their states (n, 3), and the names
+    of the folders in it."""
     with os.scandir(handle) as opened:
         entries = sorted(opened, key=attrgetter("name"))
     folders: list[str] = []
     names: list[str] = []
-    states: list[int] = []
+    states: list[int] = []  # three for each name
     for entry in entries:  # a million times: no call that can be spared
         name = entry.name
         if name[0] == "." or name == without:
             continue
-        _, dot, ending = name.rpartition(".")
-        is_image, status, is_folder = dot and ending.lower() in EXTENSIONS, None, False
         try:
-            if is_image:  # quicker than entry.stat(), which keeps what it found
-                status = os.stat(name, dir_fd=handle)
-                is_folder = stat.S_ISDIR(status.st_mode)
-            else:
-                is_folder = entry.is_dir()
-        except OSError:  # a link to nothing, or to itself
+            if entry.is_dir():
+                folders.append(name)
+                continue
+        except OSError:  # a link to itself
             pass
-        if is_folder:
-            folders.append(name)
-        elif not is_image:
+        _, dot, ending = name.rpartition(".")
+        if not dot or ending.lower() not in EXTENSIONS:
             left_out[(dot and f".{ending.lower()}") or "."] += 1
-        elif status is None or stat.S_ISREG(status.st_mode):
+            continue
+        try:
+            status = os.stat(name, dir_fd=handle)  # quicker than entry.stat(), which keeps what it found
+        except OSError:  # a dangling link
             names.append(name)
-            states += (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if status else _GONE
+            states += _GONE
+            continue
+        if stat.S_ISREG(status.st_mode):
+            names.append(name)
+            states += (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         else:
             left_out["special"] += 1
-    return names, states, folders
+    return os.fsencode("\0".join(names)), np.array(states, dtype=np.int64).reshape(-1, 3), folders
 
 
 # ---- the images ----
@@ -231,8 +257,8 @@ class FolderImages(ImageSet):
     def listing(self) -> list[str]:
         return [line for lines in self.files.lines() for line in lines]
 
-    def listing_parts(self) -> Iterable[list[str]]:
-        return self.files.lines()
+    def listing_bytes(self) -> Iterator[bytes]:
+        return ("\n".join([*lines, ""]).encode("utf-8", "surrogateescape") for lines in self.files.lines())
 
     def content(self, i: int, whole: bool = False) -> str:
         return hash_file(self.where(i), whole)
@@ -267,17 +293,17 @@ class FolderImages(ImageSet):
     def unused(self, also: Collection[str] = ()) -> str:
         if not self.split:
             return ""
-        files = scan(os.fsencode(self._whole), without=self.split)
-        tops = Counter(path[: path.find(b"/") + 1] for path in files)
-        for used in also:
-            del tops[os.fsencode(f"{used}/")]
-        places = [
-            f"{count:,} {f'in {printable(os.fsdecode(top))}' if top else 'directly in it'}"
-            for top, count in tops.most_common()
-        ]
-        return few(places) and (
-            f"{few(places)} are not among them; to use all, put a link to {printable(self._whole)} into an empty "
-            f"folder and name that folder"
+        places = Counter[str]()
+        for folder, start, stop in scan(os.fsencode(self._whole), without=self.split).by_folder():
+            top = os.fsdecode(folder.partition(b"/")[0])
+            if top not in also:
+                places[f"in {printable(top)}/" if top else "directly in it"] += stop - start
+        if not places:
+            return ""
+        counts = few(f"{count:,} {place}" for place, count in places.most_common())
+        return (
+            f"{counts} are not among them; to use all, put a link to {printable(self._whole)} into an empty folder "
+            f"and name that folder"
         )
 
 
@@ -304,22 +330,18 @@ def _classes(files: Listing) -> tuple[Tensor | None, list[str], str]:
 
     A few images beside the folders have the label -1; where half of all lie there, folders are no classes.
     """
-    counts = Counter(
-        path[: path.rfind(b"/") + 1] for path in files
-    )  # the images of a folder follow each other
-    if 2 * counts[b""] >= len(files):
+    if 2 * files.counts[0] >= len(files):
         return None, [], ""
     holders: list[bytes] = []  # the uppermost folders with images of their own
-    inside: list[int] = []  # of each folder with images, the last of these; -1: the images beside all folders
-    for folder in counts:
+    inside = np.full(len(files), -1)  # of each image, the last of these; -1: the images beside all folders
+    for folder, start, stop in files.by_folder():
         if folder and not (holders and folder.startswith(holders[-1])):  # what is below one follows it
             holders.append(folder)
-        inside.append(len(holders) - 1)
+        inside[start:stop] = len(holders) - 1
     chosen, note = _class_folders([os.fsdecode(holder[:-1]) for holder in holders])
     names = sorted(set(chosen))
     number = {name: c for c, name in enumerate(names)}
-    labels = torch.tensor([*(number[name] for name in chosen), -1])
-    return labels[np.repeat(inside, [*counts.values()])], names, note
+    return torch.tensor([*(number[name] for name in chosen), -1])[inside], names, note
 
 
 def _class_folders(holders: list[str]) -> tuple[list[str], str]:

@@ -7,7 +7,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +95,14 @@ class ImageSet(ABC):
         """sha256 over the listing, the labels and the sampled contents of at most 64 files: two data sets with one
         fingerprint train alike. A copy on another disk has the same one."""
         digest = hashlib.sha256()
-        for lines in self.listing_parts():
-            digest.update("\n".join([*lines, ""]).encode("utf-8", "surrogateescape"))
+        for lines in self.listing_bytes():
+            digest.update(lines)
         digest.update((self.labels_hash() + self.sampled_contents()).encode())
         return digest.hexdigest()
 
-    def listing_parts(self) -> Iterable[list[str]]:
-        """The listing in pieces: of a folder, never a million lines at once."""
-        return [self.listing()]
+    def listing_bytes(self) -> Iterator[bytes]:
+        """The listing as text, a newline after each line, in pieces."""
+        return (line.encode("utf-8", "surrogateescape") + b"\n" for line in self.listing())
 
     def sampled_contents(self) -> str:
         """The hashes of what at most 64 images hold, one after another."""
@@ -271,7 +271,7 @@ def open_npz(path: str, split: str) -> ArrayImages:
         raise UserError(f"No such file: {path}. Check its spelling.") from None
     except Exception as error:  # a damaged archive raises nearly anything
         reason = printable(str(error) or type(error).__name__)
-        raise UserError(f"{path} cannot be read as an .npz file of images: {reason}") from None
+        raise UserError(f"{path} cannot be read as an .npz file: {reason}") from None
 
 
 def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
@@ -291,28 +291,30 @@ def _npz_images(path: str, archive: Any, split: str) -> ArrayImages:
     arrays = {name: archive[name] for name in names if name in archive.files}
     pixels, labels, masks = arrays[names[0]], arrays.get(names[1]), arrays.get("masks")
 
-    def require(fits: bool, name: str, wanted: str) -> None:
-        if not fits:
-            array = arrays[name]
-            values = (
-                f" from {array.min()} to {array.max()}" if array.size and array.dtype.kind in "iuf" else ""
-            )
-            raise UserError(f"{path}: {name} is {array.dtype} of shape {array.shape}{values}; {wanted}.")
+    def refusal(name: str, wanted: str) -> UserError:
+        array = arrays[name]
+        values = f" from {array.min()} to {array.max()}" if array.size and array.dtype.kind in "iuf" else ""
+        return UserError(f"{path}: {name} is {array.dtype} of shape {array.shape}{values}; {wanted}.")
 
-    wanted = "give uint8 of shape (N, H, W, C), (N, C, H, W) or (N, H, W), and at least one image"
-    require(pixels.dtype == np.uint8 and pixels.size > 0 and pixels.ndim in (3, 4), names[0], wanted)
+    try:
+        if pixels.dtype != np.uint8 or not pixels.size:
+            raise ValueError
+        stacked = channels_first(torch.from_numpy(np.ascontiguousarray(pixels)), channels_last=True)
+    except ValueError:
+        shapes = "(N, H, W, C), (N, C, H, W) or (N, H, W)"
+        wanted = f"give uint8 of shape {shapes}, with 1 or 3 channels, and at least one image"
+        raise refusal(names[0], wanted) from None
     for name, array in arrays.items():
-        require(
-            array.shape[:1] == pixels.shape[:1], name, f"there are {len(pixels)} images: give one for each"
-        )
-    if labels is not None:
-        fits = labels.size == len(pixels) and _within(labels, MAX_CLASSES - 1, least=-1)
+        if array.shape[:1] != pixels.shape[:1]:
+            raise refusal(name, f"there are {len(pixels)} images: give one for each")
+    if labels is not None and (labels.size != len(pixels) or not _within(labels, MAX_CLASSES - 1, least=-1)):
         wanted = f"give one whole number from 0 to {MAX_CLASSES - 1} for each image, or -1 for none"
-        require(fits, names[1], wanted)
-    require(masks is None or _within(masks, 255), "masks", "give class ids from 0 to 255")
+        raise refusal(names[1], wanted)
+    if masks is not None and not _within(masks, 255):
+        raise refusal("masks", "give class ids from 0 to 255")
     images = ArrayImages(
         Path(path).stem,
-        channels_first(torch.from_numpy(np.ascontiguousarray(pixels)), channels_last=True),
+        stacked,
         None if labels is None else torch.from_numpy(labels.reshape(-1).astype(np.int64)),
         masks=None if masks is None else torch.from_numpy(np.ascontiguousarray(masks, dtype=np.uint8)),
     )

@@ -56,7 +56,7 @@ class MaskedFiles(ImageSet):
         return "".join(hash_file(path, whole) for path in self._pairs[i])
 
     def listing(self) -> list[str]:
-        return [f"{a.name} {b.name} {a.stat().st_size} {b.stat().st_size}" for a, b in self._pairs]
+        return [f"{picture.name} {mask.name} {_size(picture)} {_size(mask)}" for picture, mask in self._pairs]
 
 
 def open_masked(source: str, *, size: int, split: str) -> ImageSet:
@@ -179,3 +179,7 @@ def _voc(root: Path, split: str) -> MaskedFiles:
     if absent is not None:
         raise UserError(f"{absent} is missing, though {file} names it.")
     return MaskedFiles(f"{root.name}-{name}", pairs, VOC_CLASSES)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1

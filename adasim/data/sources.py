@@ -4,7 +4,6 @@ rejected or relabelled by verdict."""
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
@@ -28,6 +27,10 @@ from adasim.util.terminal import printable, spelled
 
 _BUILT_IN = "a folder of images, an .npz file, hf:NAME or hf:FOLDER, and synthetic[:COUNT] (generated images)"
 _OWN_KINDS = ("hf", "synthetic", "python")
+_UNPACKED_BY = {
+    ".zip": "unzip {here} -d {there}",
+    **dict.fromkeys((".tar", ".tar.gz", ".tgz"), "mkdir -p {there} && tar -xf {here} -C {there}"),
+}
 REJECT = "reject"
 """The verdict that leaves an image out."""
 RELABEL = "relabel"
@@ -63,18 +66,11 @@ def open_images(
     kind, _, rest = source.partition(":")
     if kind in SOURCES:
         try:
-            images: object = SOURCES[kind](rest, size=size, split=split, seed=seed)
+            return _checked(source, SOURCES[kind](rest, size=size, split=split, seed=seed))
         except UserError as error:
             if split == "test" and kind not in _OWN_KINDS:  # a plug-in may say it by any UserError
                 raise MissingSplitError(str(error)) from None
             raise
-        if not isinstance(images, ImageSet):
-            raise UserError(
-                f"What opens {source} gave no ImageSet but {type(images).__name__}. Let it return one; "
-                f"adasim.data.as_images makes one of a tensor or a Dataset."
-            )
-        images.place = images.place or source
-        return _completed(images, source)
     if source.endswith(".npz"):
         return open_npz(source, split)
     if os.path.isfile(source):
@@ -169,15 +165,27 @@ def is_folder(source: str) -> bool:
 
 def _one_file(source: str) -> str:
     """What to do with a file where a folder is expected; empty if it is neither archive nor image."""
-    if archive := re.fullmatch(r"(.+?)\.(zip|tar|tar\.gz|tgz)", source, re.I | re.S):
-        here, there = shlex.quote(source), shlex.quote(archive[1])
-        untar = f"mkdir -p {there} && tar -xf {here} -C {there}"
-        command = f"unzip {here} -d {there}" if archive[2].lower() == "zip" else untar
-        return f"an archive. Unpack it with `{command}`, then name {there}."
     path = Path(source)
+    for ending, command in _UNPACKED_BY.items():
+        if path.name.lower().endswith(ending):
+            here, there = (shlex.quote(name) for name in (source, source[: -len(ending)]))
+            return (
+                f"an archive. Unpack it with `{command.format(here=here, there=there)}`, then name {there}."
+            )
     if path.suffix[1:].lower() in (*EXTENSIONS, *HEIC_ENDINGS):
         return f"one image. Name its folder: {shlex.quote(str(path.parent))}"
     return ""
+
+
+def _checked(source: str, images: object) -> ImageSet:
+    """What a source's function gave; what it left out is filled in."""
+    if not isinstance(images, ImageSet):
+        raise UserError(
+            f"What opens {source} gave no ImageSet but {type(images).__name__}. Let it return one; "
+            f"adasim.data.as_images makes one of a tensor or a Dataset."
+        )
+    images.place = images.place or source
+    return _completed(images, source)
 
 
 def _completed(images: ImageSet, name: str) -> ImageSet:
@@ -228,33 +236,37 @@ def file_key(images: ImageSet, i: int) -> str:
     return f"{images.split}/{name}" if images.split else name
 
 
-def read_verdicts(path: Path) -> dict[str, tuple[str, str]]:
-    """{name of an image: (verdict, new label)} of a file that the page of `adasim explore` has exported; of several
-    the weightiest: leave out, then a new label."""
+def verdict_rows(path: Path) -> list[dict[str, str]]:
+    """The rows with a verdict of a file that the page of `adasim explore` has exported."""
     columns, rows = read_csv(path)
     if not {"file", "verdict"} <= set(columns):
         raise UserError(
             f"{path} is no list of verdicts: it has no columns file and verdict. Export one from the page of "
             f"adasim explore."
         )
-    verdicts: dict[str, tuple[str, str]] = {}
+    rows = [row for row in rows if row.get("file") and row.get("verdict")]
     for row in rows:
-        file, verdict = row.get("file", ""), row.get("verdict", "")
-        if not file or not verdict:
-            continue
-        if verdict not in VERDICTS:
+        if row["verdict"] not in VERDICTS:
             raise UserError(
-                f"{path} has the verdict {printable(verdict)!r} on {printable(file)}. Verdicts are "
+                f"{path} has the verdict {printable(row['verdict'])!r} on {printable(row['file'])}. Verdicts are "
                 f"{REJECT} (leave out), relabel, unsure and keep."
             )
-        given = (verdict, row.get("new_label", ""))
-        verdicts[file] = max(verdicts.get(file, given), given, key=_weight)
+    return rows
+
+
+def read_verdicts(path: Path) -> dict[str, tuple[str, str]]:
+    """{name of an image: (verdict, new label)}; of several the weightiest: leave out, then a new label."""
+    weight = {REJECT: 3, RELABEL: 1}
+    verdicts: dict[str, tuple[str, str]] = {}
+    for row in verdict_rows(path):
+        entry = (row["verdict"], row.get("new_label", ""))
+        rank = [
+            weight.get(verdict, 0) + bool(label)
+            for verdict, label in (entry, verdicts.get(row["file"], ("", "")))
+        ]
+        if row["file"] not in verdicts or rank[0] > rank[1]:
+            verdicts[row["file"]] = entry
     return verdicts
-
-
-def _weight(given: tuple[str, str]) -> int:
-    verdict, label = given
-    return {REJECT: 3, RELABEL: 1}.get(verdict, 0) + bool(label)
 
 
 def with_verdicts(images: ImageSet, config: DataConfig) -> ImageSet:
@@ -265,26 +277,35 @@ def with_verdicts(images: ImageSet, config: DataConfig) -> ImageSet:
 def relabel(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
     """The images with the new labels that a file of verdicts gives them. A label that no image had so far is a new
     class, after the others; where images had no labels at all, the rest stay without one."""
-    given = read_verdicts(Path(verdicts)) if verdicts else {}
+    if not verdicts:
+        return images
+    given = read_verdicts(Path(verdicts))
     new = {name: label for name, (verdict, label) in given.items() if verdict == RELABEL and label}
     if not new:
         return images
-    changed, names = copy(images), _names(images)
-    found = {i: new[name] for i, name in enumerate(names) if name in new}
-    if found:
-        numbers = {printable(name): c for c, name in enumerate(images.classes)}
-        changed.labels = torch.full((len(images),), -1) if images.labels is None else images.labels.clone()
-        for i, label in found.items():
+    numbers = {printable(name): c for c, name in enumerate(images.classes)}
+    changed = copy(images)
+    changed.labels = torch.full((len(images),), -1) if images.labels is None else images.labels.clone()
+    count = 0
+    for i in range(len(images)):
+        label = new.get(spelled(file_key(images, i)))
+        if label is not None:
             changed.labels[i] = numbers.setdefault(label, len(numbers))
-        changed.classes = [*images.classes, *list(numbers)[len(images.classes) :]]
-        note = f"{len(found):,} {'has a new label' if len(found) == 1 else 'have new labels'} by verdict."
-    else:
-        note = (
+            count += 1
+    if not count:
+        return _noted(
+            images,
             f"None of {len(new):,} new labels is used: they are for names like {printable(min(new))}, and images "
-            f"here are called like {names[0]}."
+            f"here are called like {spelled(file_key(images, 0))}.",
         )
-    changed.class_note = f"{images.class_note} {note}".lstrip()
-    return changed
+    changed.classes = [*images.classes, *list(numbers)[len(images.classes) :]]
+    return _noted(changed, f"{count:,} {'has a new label' if count == 1 else 'have new labels'} by verdict.")
+
+
+def _noted(images: ImageSet, sentence: str) -> ImageSet:
+    noted = copy(images)
+    noted.class_note = f"{images.class_note} {sentence}".lstrip()
+    return noted
 
 
 def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
@@ -292,23 +313,21 @@ def leave_out(images: ImageSet, verdicts: str | Path | None) -> ImageSet:
 
     Where none of its names fits, all images stay, and `left_out` says so.
     """
-    given = read_verdicts(Path(verdicts)) if verdicts else {}
-    rejected = {name for name, (verdict, _) in given.items() if verdict == REJECT}
+    if not verdicts:
+        return images
+    rejected = {row["file"] for row in verdict_rows(Path(verdicts)) if row["verdict"] == REJECT}
     if not rejected:
         return images
-    names = _names(images)
-    ids = [i for i, name in enumerate(names) if name not in rejected]
-    if not ids:
+    names = [spelled(file_key(images, i)) for i in range(len(images))]
+    ids = torch.tensor([i for i, name in enumerate(names) if name not in rejected], dtype=torch.int64)
+    if not len(ids):
         raise UserError(f"The verdicts reject all {len(images):,} images of {images.name}. Keep some.")
-    rest = Subset(images, torch.tensor(ids)) if len(ids) < len(images) else copy(images)
-    said = f"{len(images) - len(ids):,} rejected by verdict"
     if len(ids) == len(images):
+        rest = copy(images)
         words = f"they are called like {printable(min(rejected))}, and these like {names[0]}"
         said = f"none of the {len(rejected):,} rejected by verdict ({words})"
+    else:
+        rest = Subset(images, ids)
+        said = f"{len(images) - len(ids):,} rejected by verdict"
     rest.left_out = f"{images.left_out}, {said}" if images.left_out else said
     return rest
-
-
-def _names(images: ImageSet) -> list[str]:
-    """What all images are called in a file of verdicts."""
-    return [spelled(file_key(images, i)) for i in range(len(images))]
