@@ -38,8 +38,8 @@ _SMOOTH_S = 20.0  # speeds are averages over about this long
 
 _HARDLY_ANY = 0.01  # of the pairs
 MEANT = (
-    "On our benches such pairs cost 1.8 points of k-NN where 37% were of one class and gained 0.3 where 53% were: "
-    "docs/results.md."
+    "On our benches AdaSim's pairs cost 1.8 points of k-NN where 37% were of one class and gained 0.3 where "
+    "53% were: docs/results.md."
 )
 """What the share of right partners has meant; tests/test_paper.py compares the figures with the results."""
 
@@ -175,7 +175,7 @@ class Reporter:
 
     @property
     def typical_epoch(self) -> int:
-        """The first one whose partners no longer depend on the first epoch, in which no image can be its own best."""
+        """After twice the window (or the last): no list of the first epoch, where nobody is its own best, is left."""
         return min(2 * self.config.neighbors.window, self.config.epochs - 1)
 
     def neighbour_accuracy(self, epoch: int, policy: PairPolicy) -> dict[str, float]:

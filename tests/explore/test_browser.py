@@ -802,20 +802,35 @@ def test_an_image_that_others_list_beyond_the_shown_ranks_is_not_called_lonely(
     assert "lonely" not in alone.page.inner_text(".around > div >> nth=1")
 
 
-def test_a_hundred_thousand_classes_and_cells_are_not_too_many(alone: Tab, tmp_path: Path) -> None:
-    before, start, rest = alone.explored.page.read_text("utf-8").partition(
+def open_with_classes(tab: Tab, count: int, folder: Path) -> None:
+    """The page, as if there were so many more classes, each confused with the next one."""
+    before, start, rest = tab.explored.page.read_text("utf-8").partition(
         '<script type="application/json" id="data">'
     )
     found, end, after = rest.partition("</script>")
-    count = 130_000  # more than the arguments that a call may have
     data = json.loads(found)
-    data["classes"] += [str(c) for c in range(count)]
+    data["classes"] += [f"class {c}" for c in range(count)]
     data["confusion"] = [[c, c + 1, 0.5] for c in range(count)]
     many = json.dumps(data).replace("<", "\\u003c")
-    (tmp_path / "page.html").write_text(before + start + many + end + after, "utf-8")
-    alone.explored = replace(alone.explored, page=tmp_path / "page.html")
-    alone.open()
+    (folder / "page.html").write_text(before + start + many + end + after, "utf-8")
+    tab.explored = replace(tab.explored, page=folder / "page.html")
+    tab.open()
+
+
+def test_a_hundred_thousand_classes_and_cells_are_not_too_many(alone: Tab, tmp_path: Path) -> None:
+    open_with_classes(alone, 130_000, tmp_path)  # more than the arguments that a call may have
     assert alone.page.locator(".panel .ranks a").count() == 48
+
+
+def test_a_wide_table_of_classes_scrolls_and_covers_nothing(alone: Tab, tmp_path: Path) -> None:
+    open_with_classes(alone, 16, tmp_path)
+    table = alone.page.locator(".scroll[aria-label='Class confusion']")
+    assert table.evaluate("box => box.scrollWidth > box.clientWidth")
+    columns = alone.page.locator(".panels > div")
+    left, right = (columns.nth(n).bounding_box() for n in (0, 1))
+    panels = columns.nth(0).locator(".panel")
+    ends = [box["x"] + box["width"] for box in (panels.nth(n).bounding_box() for n in range(panels.count()))]
+    assert max(ends) <= left["x"] + left["width"] + 1 <= right["x"]
 
 
 def test_without_labels_the_label_view_says_why_it_is_empty(alone: Tab, tmp_path: Path) -> None:
