@@ -1,11 +1,11 @@
 """The explorer: what its hunts find of what was planted, and how long it takes with how large a page.
 
-    python benchmarks/explore.py                                       # about six minutes on two cores
+    python benchmarks/explore.py                                       # some twelve minutes of one core
     python benchmarks/explore.py --images 1000 --epochs 3 --large 1000 # a quick try
     python benchmarks/explore.py --cifar10 features.npz                # wrong labels in 10,000 images of CIFAR-10
 
 Found: generated images, of which one in fifty is an exact copy, one in fifty a near copy and one in twenty-five has
-a wrong label, after a short pretraining.
+a wrong label, after a short pretraining. Figures are means over the seeds.
 
 Beside ours stand cleanlab and SelfClean where they are installed (the latter pins an old transformers: `pip install
 --no-deps selfclean`, then what its import asks for).
@@ -20,7 +20,7 @@ import argparse
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,21 @@ from adasim.recipes import get_recipe
 Pair = tuple[int, int]
 
 
-def found_of_planted(images: int, epochs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
+def found_of_planted(images: int, epochs: int, seeds: list[int], folder: Path) -> list[dict[str, Any]]:
     """Recall and precision of duplicates, and precision among the first suspects of wrong labels."""
+    each = [found_with_seed(images, epochs, seed, folder / f"{seed}") for seed in seeds]
+    return [mean_row(rows) for rows in zip(*each, strict=True)]
+
+
+def mean_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The means of what is a number in rows of one kind."""
+    return {
+        column: value if isinstance(value, str) else sum(row[column] for row in rows) / len(rows)
+        for column, value in rows[0].items()
+    }
+
+
+def found_with_seed(images: int, epochs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     hidden = planted(images, seed, exact=images // 50, near=images // 50, wrong=images // 25)
     data = hidden.images
     config = get_recipe("desk-resnet")
@@ -170,11 +183,7 @@ def wrong_labels(file: Path, images: int, seeds: list[int]) -> list[dict[str, An
             found = find_wrong_labels(features, nearest_others(features), labels, len(classes))
             results.setdefault((kind, "the list as shown"), []).append(listed(found, wrong))
             print(kind, seed, {n: r[-1] for (k, n), r in results.items() if k == kind}, flush=True)
-    rows: list[dict[str, Any]] = []
-    for (kind, name), each in results.items():
-        rows.append({"noise": kind, "ranked by": name})
-        rows[-1] |= {column: sum(one[column] for one in each) / len(each) for column in each[0]}
-    return rows
+    return [{"noise": kind, "ranked by": name, **mean_row(each)} for (kind, name), each in results.items()]
 
 
 # ---- duplicates ----
@@ -314,21 +323,18 @@ def main() -> None:
     )
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--large", type=int, default=20_000, help="images of the speed test; 0 leaves it out")
     parser.add_argument(
         "--cifar10", type=Path, help="features of CIFAR-10's training images, by `adasim embed`"
     )
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[11, 12, 13], help="of the wrong labels in CIFAR-10"
-    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13], help="of what is planted")
     args = parser.parse_args()
     if args.cifar10:
         rows = wrong_labels(args.cifar10, 10_000, args.seeds)
         report("explore_labels", {"images": 10_000, "seeds": args.seeds}, rows, script="explore")
         return
     with tempfile.TemporaryDirectory() as folder:
-        rows = found_of_planted(args.images, args.epochs, args.seed, Path(folder))
+        rows = found_of_planted(args.images, args.epochs, args.seeds, Path(folder))
         report("explore", vars(args), rows)
         if args.large:
             rows = speed(args.large, Path(folder)) + page_size(args.large // 10, Path(folder))

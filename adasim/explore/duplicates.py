@@ -130,7 +130,8 @@ def stands_out(grey: Tensor, pairs: Tensor, detail: Tensor, nearest: Nearest) ->
     asked = torch.stack([images[:, None].expand_as(later), later], 2)
     known = later >= 0
     usual = torch.zeros(later.shape)
-    usual[known] = align(grey, asked[known]).detail
+    with progress_bar("copies beside later neighbours", int(known.sum())) as advance:
+        usual[known] = align(grey, asked[known], advance).detail
 
     def clear(counted: Tensor) -> Tensor:
         """With the best of each image's neighbours that count, (n, R), but for the pair itself."""

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from adasim.explore.support import Nearest
 from adasim.util.seeding import permutation
+from adasim.util.terminal import progress_bar
 
 # All chosen on CIFAR-10's test images with labels made wrong, and on generated images.
 VOTES_WEIGHT = 0.5
@@ -139,15 +140,17 @@ def probe_probabilities(features: Tensor, labels: Tensor, classes: int) -> Tenso
     fold = permutation(0, "probe", 0, len(x)) % folds
     bound = torch.linalg.cholesky(x.T @ x * 0.5 + torch.eye(x.shape[1]))
     weights = ahead = x.new_zeros(x.shape[1], folds * classes)
-    for step in range(_STEPS):
-        gradient = ahead.clone()  # of the penalty
-        for rows in torch.arange(len(x)).split(_AT_ONCE):
-            residual = (x[rows] @ ahead).view(len(rows), folds, classes).softmax(2)
-            residual -= F.one_hot(labels[rows], classes)[:, None]
-            residual[torch.arange(len(rows)), fold[rows]] = 0  # held out
-            gradient += x[rows].T @ residual.flatten(1)
-        moved = ahead - torch.cholesky_solve(gradient, bound)
-        weights, ahead = moved, moved + step / (step + 3) * (moved - weights)
+    with progress_bar("labels", _STEPS) as advance:
+        for step in range(_STEPS):
+            gradient = ahead.clone()  # of the penalty
+            for rows in torch.arange(len(x)).split(_AT_ONCE):
+                residual = (x[rows] @ ahead).view(len(rows), folds, classes).softmax(2)
+                residual -= F.one_hot(labels[rows], classes)[:, None]
+                residual[torch.arange(len(rows)), fold[rows]] = 0  # held out
+                gradient += x[rows].T @ residual.flatten(1)
+            moved = ahead - torch.cholesky_solve(gradient, bound)
+            weights, ahead = moved, moved + step / (step + 3) * (moved - weights)
+            advance(1)
     return (x @ weights).view(len(x), folds, classes)[torch.arange(len(x)), fold].softmax(1)
 
 
