@@ -125,6 +125,7 @@ SCATTERED = {  # which arms the first panels show, and how many points their nam
 }
 RIGHT_ONES = (  # partners of the image's class, from near to far, and the more of them
     "control:partner=only-right",
+    "control:partner=any-right",
     "control:partner=right,nearest=0,farthest=0.1",
     "control:partner=right",
     "control:partner=right,nearest=0.9",

@@ -63,6 +63,7 @@ TABLES: dict[str, list[Cell]] = {
         *cells("late", f"standard adasim nearest {CONTROLS}", 3),
         *cells("late", "control:partner=right,nearest=0,farthest=0.1 control:partner=right,nearest=0.9", 3),
         *cells("late", "control:partner=right,share=0.05 control:partner=right,share=0.5", 3),
+        *cells("late", "control:partner=any-right", 3),
         *cells(
             "late", "adasim:k=20,tau=1", 3
         ),  # what these predict: more and farther partners, the same gate

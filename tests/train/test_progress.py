@@ -4,16 +4,18 @@ import io
 import math
 from contextlib import suppress
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
 from pretrainings import small
 from rich.console import Console
+from torch.nn import functional as F
 
 from adasim.api import pretrain
 from adasim.data import Batch, open_images
 from adasim.neighbors import NeighborMemory
-from adasim.train.report import Progress, regime
+from adasim.train.report import Progress, nearer_in_class, regime
 from adasim.train.state import TrainState
 from adasim.util.units import duration
 
@@ -144,7 +146,7 @@ def test_the_regime_of_a_run_is_told_once_as_the_window_and_the_partners_have_it
     assert len(said) == 1
     assert said[0].startswith(
         f"AdaSim's pairs: the gate is open for {gate:.0%} of the images, {joined:.0%} of the pairs join two, "
-        f"{right:.0%} of these of one class."
+        f"{right:.0%} of these of one class"
     )
 
 
@@ -159,7 +161,30 @@ def best_match(memory: NeighborMemory, image: int) -> int:
     return min((i for i in sums if i >= 0), key=lambda i: (-sums[i], i), default=-1)
 
 
+@pytest.mark.parametrize("first", [0, 8])
+def test_how_near_partners_of_the_class_are(first: int) -> None:
+    torch.manual_seed(0)
+    memory = NeighborMemory(40, dim=4, window=1, k=3, rows=range(first, 40))
+    labels = torch.randint(-1, 2, (40,))
+    for image in range(first, 40):
+        memory.observe([image], F.normalize(torch.randn(1, 4)))
+    partners = torch.randint(0, 40, (40,))
+    partners[:20:2] = torch.arange(0, 20, 2)  # these have none
+    expected = []
+    for i in range(first, 40):
+        j, mates = int(partners[i]), [m for m in range(first, 40) if m != i and labels[m] == labels[i]]
+        if labels[i] >= 0 and j in mates:
+            cosines = {m: float(memory.features([m])[0] @ memory.features([i])[0]) for m in mates}
+            expected.append(mean(cosine > cosines[j] for cosine in cosines.values()))
+    assert len(expected) > 3
+    total, asked = nearer_in_class(memory, partners[first:], labels)
+    assert (asked, total) == (len(expected), pytest.approx(sum(expected)))
+
+
 def test_the_regime_without_partners_or_labels_says_what_cannot_be_told() -> None:
     assert "hardly differ from one with --pairs standard" in regime(0.04, 0.004, 1.0)
     assert "cannot be told without labels" in regime(0.8, 0.3, math.nan)
-    assert "30% of the pairs join two, 60% of these" in regime(0.8, 0.3, 0.88)
+    assert "30% of the pairs join two, 60% of these of one class. " in regime(0.8, 0.3, 0.88)
+    assert "60% of these of one class, on average nearer than 97% of that class. " in regime(
+        0.8, 0.3, 0.88, 0.03
+    )
