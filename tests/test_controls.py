@@ -32,7 +32,7 @@ def context() -> PairContext:
     return PairContext(COUNT, 10, 0, NeighborsConfig(tau=0.5, window=2, k=8), memory, labels)
 
 
-@pytest.mark.parametrize("rule", ["random", "right", "only-right", "only-wrong", "any-right"])
+@pytest.mark.parametrize("rule", ["random", "right", "only-right", "only-wrong", "any-right", "two-steps"])
 def test_partners_keep_to_their_rule(paper: Any, context: PairContext, rule: str) -> None:
     controls, labels, everyone = paper("controls"), context.labels, torch.arange(COUNT)
     assert labels is not None
@@ -49,6 +49,10 @@ def test_partners_keep_to_their_rule(paper: Any, context: PairContext, rule: str
     assert same.all() if "right" in rule else not same[expected].all()
     if rule in ("only-right", "only-wrong"):
         assert torch.equal(partners[expected], drawn[expected])
+    if rule == "two-steps":
+        for i in expected.nonzero()[:, 0].tolist():
+            seen = context.memory.distribution([int(drawn[i])], 0.5)[0][0].tolist()
+            assert partners[i] == next(j for j in seen if j not in (i, int(drawn[i])))
     assert torch.equal(policy.partners(EPOCH, everyone[5:9]), partners[5:9])
 
 

@@ -4,7 +4,7 @@
 partner where it is of the same class and `only-wrong` where it is not (else a standard pair), `any-right` takes any
 image of the class where AdaSim's own partner is right. `nearest` and `farthest` narrow a class down to a part of it,
 by similarity: 0 and 0.1 are its nearest tenth. `share` joins that share of images, drawn anew each epoch, instead of
-those that AdaSim joins. All but `random` need labels: they serve diagnosis alone.
+those that AdaSim joins. All but `random` and `two-steps` need labels: they serve diagnosis alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from adasim.neighbors import NeighborMemory, PairContext, PairPolicy
 from adasim.registry import PAIRS
 from adasim.util.seeding import uniform
 
-Partner = Literal["random", "right", "only-right", "only-wrong", "any-right"]
+Partner = Literal["random", "right", "only-right", "only-wrong", "any-right", "two-steps"]
 
 
 @dataclass
@@ -65,6 +65,8 @@ class Control(PairPolicy):
             others = (everyone + 1 + (u * (len(everyone) - 1)).long()) % len(everyone)
         elif rule in ("right", "any-right"):
             others = self.of_the_class(u)
+        elif rule == "two-steps" and bool(joined.any()):
+            others = self.next_of(drawn)
         else:
             others = drawn
         if rule in ("only-right", "any-right"):
@@ -73,6 +75,14 @@ class Control(PairPolicy):
             joined &= ~right
         partners = torch.where(joined, others, everyone)
         return partners if ids is None else partners[ids]
+
+    def next_of(self, drawn: Tensor) -> Tensor:
+        """(N,): the best match of each image's partner that is neither of the two; the partner where it has none."""
+        everyone = torch.arange(len(drawn))
+        theirs = self.memory.distribution(everyone, self.tau)[0][drawn]  # (N, S), best first
+        new = (theirs != everyone[:, None]) & (theirs != drawn[:, None]) & (theirs >= 0)
+        best = theirs.gather(1, new.float().argmax(1, keepdim=True))[:, 0]
+        return torch.where(new.any(1), best, drawn)
 
     def of_the_class(self, u: Tensor) -> Tensor:
         """(N,): another image of the same class, from the part of it that the settings name; u (N,) draws."""

@@ -15,6 +15,7 @@ CONTROL_NAMES = {
     "partner=only-right": "AdaSim, its right partners alone",
     "partner=only-wrong": "AdaSim, its wrong partners alone",
     "partner=any-right": "any of the class, where AdaSim is right",
+    "partner=two-steps": "the nearest to AdaSim's partner instead",
     "partner=right,nearest=0,farthest=0.1": "the nearest tenth of the class instead",
     "partner=right,nearest=0.9": "the farthest tenth of the class instead",
     "partner=right,share=0.05": "any of the class, for 5% of the images",
