@@ -321,7 +321,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument(
+        "--images", type=int, default=5000, help="of those with planted finds; 0 leaves it out"
+    )
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--large", type=int, default=20_000, help="images of the speed test; 0 leaves it out")
     parser.add_argument(
@@ -334,8 +336,9 @@ def main() -> None:
         report("explore_labels", {"images": 10_000, "seeds": args.seeds}, rows, script="explore")
         return
     with tempfile.TemporaryDirectory() as folder:
-        rows = found_of_planted(args.images, args.epochs, args.seeds, Path(folder))
-        report("explore", vars(args), rows)
+        if args.images:
+            rows = found_of_planted(args.images, args.epochs, args.seeds, Path(folder))
+            report("explore", vars(args), rows)
         if args.large:
             rows = speed(args.large, Path(folder)) + page_size(args.large // 10, Path(folder))
             report("explore_speed", vars(args), rows, script="explore")
