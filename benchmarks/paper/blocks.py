@@ -66,20 +66,20 @@ def arm_table(results: Results, rows: list[tuple[str, str]], paper: dict[str, An
 
 
 def bench_table(results: Results) -> str:
-    """The arms that every bench has, one bench beside the other: k-NN, and its gain over standard pairs."""
-    benches = ["simsiam", "late", *(["clothes"] if results.seeds("clothes", "adasim") else [])]
-    arms = ("standard", "adasim", "nearest", "control:partner=random", "control:partner=right")
-    heads = ["pairs", *(head for method in benches for head in (BENCH_NAMES[method], "gain"))]
-    before = [f"{start:.1f}" if (start := knn_before(results, method)) else "" for method in benches]
-    rows = [["before", *(cell for start in before for cell in (start, ""))]]
-    for arm in arms:
-        row = [arm_name(arm)]
-        for method in benches:
+    """The benches below each other: k-NN of standard pairs, and what other pairs gain over it; seeds in brackets."""
+    arms = ("adasim", "nearest", "control:partner=random", "control:partner=right")
+    rows = []
+    for method, name in BENCH_NAMES.items():
+        standard = results.seeds(method, "standard")
+        if not standard:
+            continue
+        start = knn_before(results, method)
+        row = [name, f"{start:.1f}" if start else "", f"{figure_of(standard, 'knn')} ({len(standard)})"]
+        for arm in arms:
             lines = results.seeds(method, arm)
-            gain = gain_of(lines, results.seeds(method, "standard"), "knn")
-            row += [f"{figure_of(lines, 'knn')} ({len(lines)})" if lines else "not run", gain]
+            row.append(f"{gain_of(lines, standard, 'knn')} ({len(lines)})" if lines else "not run")
         rows.append(row)
-    return markdown(heads, rows)
+    return markdown(["bench", "before", "standard", *map(arm_name, arms)], rows)
 
 
 def knn_before(results: Results, method: str) -> float | None:

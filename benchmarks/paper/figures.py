@@ -115,8 +115,6 @@ def _precision(results: Results, path: Path) -> None:
 SCATTERED = {  # which arms the first panels show, and how many points their names stand beside and above them
     "adasim": (9, -6),
     "adasim:k=20,tau=1": (9, 12),
-    "adasim:window=1,k=10": (9, 12),
-    "control:partner=two-steps": (9, -14),
     "nearest": (9, 0),
     "confident": (9, -14),
     "oracle:p=0.5": (-9, 0),

@@ -47,6 +47,7 @@ METHOD_NAMES = {
 BENCH_NAMES = {
     "simsiam": "SimSiam from scratch",
     "late": "SimSiam from a trained encoder",
+    "cifar-96": "DINO from ImageNet weights, CIFAR-10",
     "clothes": "DINO from ImageNet weights, photos of clothes",
 }
 
