@@ -79,8 +79,15 @@ def main(arguments: Sequence[str]) -> None:
     straddling = sum(group.straddles for group in explored.findings.groups)
     leaks = f", {straddling:,} in both train and test" if straddling else ""
     say(f"{groups:,} {'group' if groups == 1 else 'groups'} of duplicates{leaks}.")
-    if "wrong-labels" in count:
-        say(f"Suspected wrong labels: {count['wrong-labels']:,}.")
+    if (labels := explored.findings.labels) is not None:
+        table = explored.tables["wrong-labels"]
+        said = f"Wrong labels: about {labels.estimate:,}."
+        if table.threshold is not None and table.rows:
+            place = table.columns.index("score")
+            listed = sum(float(row[place]) >= table.threshold for row in table.rows)
+            first = f"{listed:,} score {table.threshold:.2f} or more, which the page shows first"
+            said += f" Of {len(table.rows):,} suspects {first}."
+        say(said)
     say(f"Surprising images: {count['surprising']:,}. Lonely ones: {count['lonely']:,}.")
     written: list[Path] = []
     with write_errors(page or asked.csv, "or choose another place"):

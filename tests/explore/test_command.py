@@ -110,8 +110,12 @@ def test_a_run_is_explored_with_its_own_memory_and_test_images(
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     command(f"explore {run} --csv {tmp_path / 'lists'} --out {run / 'explore.html'}")
-    assert "surprising" in in_one_line(capsys.readouterr().out)
+    said = in_one_line(capsys.readouterr().out)
+    assert "surprising" in said
     data = payload(run / "explore.html")
+    suspects = data["tables"]["wrong-labels"]
+    listed = sum(float(row[4]) >= suspects["threshold"] for row in suspects["rows"])
+    assert f"Of {len(suspects['rows'])} suspects {listed} score {suspects['threshold']:.2f} or more" in said
     assert (data["count"], data["train"], data["splits"]) == (48 + 256, 48, ["train", "test"])
     assert data["windowed"]
     for name, table in data["tables"].items():
