@@ -27,6 +27,8 @@ class Applied:
     """Wrong labels without a new one: these images stay where they were."""
     unmatched: int = 0
     """Verdicts on images that are not there."""
+    others: int = 0
+    """Other files of the folder: no images, or of a split that is not explored. They are not written."""
 
     def __str__(self) -> str:
         parts = [
@@ -38,6 +40,8 @@ class Applied:
             parts.append(f"{self.unknown_label:,} with a wrong label and no new one, not moved")
         if self.unmatched:
             parts.append(f"verdicts that fit no image here: {self.unmatched:,}")
+        if self.others:
+            parts.append(f"other files, not written: {self.others:,}")
         return ", ".join(parts) + "."
 
 
@@ -50,7 +54,7 @@ def apply(verdicts: Path, data: str, out: Path, *, copy: bool = False) -> Applie
     wanted = read_verdicts(verdicts)
     sets = _splits(data)
     names = {spelled(file_key(images, i)): (images, i) for images in sets for i in range(len(images))}
-    done = Applied(unmatched=len(wanted.keys() - names.keys()))
+    done = Applied(unmatched=len(wanted.keys() - names.keys()), others=_other_files(data, sets))
     if done.unmatched == len(wanted):
         raise UserError(
             f"No verdict of {verdicts} is on an image of {data}: they are called like "
@@ -90,6 +94,17 @@ def _splits(data: str) -> list[ImageSet]:
     with suppress(MissingSplitError):
         sets.append(open_images(data, split="test"))
     return sets
+
+
+def _other_files(data: str, sets: list[ImageSet]) -> int:
+    """How many files of the folder, but for hidden ones, are none of these images."""
+    listed = {os.path.abspath(images.where(i)) for images in sets for i in range(len(images))}
+    return sum(
+        os.path.abspath(os.path.join(folder, name)) not in listed
+        for folder, _, files in os.walk(data)
+        for name in files
+        if not name.startswith(".")
+    )
 
 
 def _relabelled(images: ImageSet, i: int, label: str) -> str:

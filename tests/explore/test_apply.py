@@ -40,6 +40,8 @@ def test_left_out_images_are_gone_new_labels_are_applied_and_the_original_is_unt
 ) -> None:
     before = state(data)
     (data / "train/class1/02.png").write_bytes(before["train/class0/02.png"])  # a name that is taken
+    for other in ("notes.txt", "train/class0/clip.mp4", "train/.hidden"):
+        (data / other).touch()
     before = state(data)
     verdicts(
         Path("v.csv"),
@@ -54,7 +56,7 @@ def test_left_out_images_are_gone_new_labels_are_applied_and_the_original_is_unt
         ("train/class7/99.png", "reject", ""),
     )
     command(f"apply v.csv --data data --out clean{how}")
-    expected = dict(before)
+    expected = {name: content for name, content in before.items() if name.endswith(".png")}
     del expected["train/class0/=odd\n.png"], expected["test/class1/03.png"]
     expected["train/class1/02-2.png"] = expected["train/class1/02.png"]  # one of the two has got a number
     expected["train/new/one/04.png"] = expected.pop("train/class0/04.png")
@@ -67,6 +69,7 @@ def test_left_out_images_are_gone_new_labels_are_applied_and_the_original_is_unt
         "95 images written, 2 left out, 2 moved",
         "1 with a wrong label and no new",
         "fit no image here: 1",
+        "other files, not written: 2",
     ):
         assert words in said
     assert [len(open_images("clean", split=split)) for split in ("train", "test")] == [48, 47]
