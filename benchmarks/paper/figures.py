@@ -134,14 +134,28 @@ RIGHT_ONES = (  # partners of the image's class, from near to far, and the more 
 )
 
 
+ALL_BENCHES = {  # AdaSim's points in the last panel, and how many points their names stand beside and above them
+    "simsiam": ("SimSiam from scratch", (9, 0)),
+    "dino": ("DINO from scratch", (9, 0)),
+    "late": ("SimSiam after 12 epochs with labels", (9, 4)),
+    "late-low-3": ("low rate, after 3 epochs", (9, 14)),
+    "late-low-12": ("low rate, after 12", (-9, -4)),
+    "late-low-40": ("low rate, after 40", (9, 0)),
+    "cifar-96": ("ImageNet's weights, CIFAR-10", (9, 4)),
+    "clothes": ("ImageNet's weights, clothes", (9, -8)),
+    "glyphs-0": ("letters, first draw", (9, 0)),
+    "glyphs-1": ("letters, second draw", (9, 0)),
+}
+
+
 def _partners(results: Results, path: Path) -> None:
-    """The gain of arms against how many of their partners are right, one panel for each bench; and, where all
-    partners are right, against which they are."""
+    """The gain of arms against how many of their partners are right, one panel for each bench; where all partners
+    are right, against which they are; and that of AdaSim, on all benches."""
     benches = {m: title for m, title in BENCH_NAMES.items() if results.seeds(m, "control:partner=random")}
-    rows = (len(benches) + 2) // 2
+    rows = (len(benches) + 3) // 2
     figure, grid = plt.subplots(rows, 2, figsize=(14, 5.6 * rows), layout="constrained")
     axes = grid.flatten()
-    for axis in axes[len(benches) + 1 :]:
+    for axis in axes[len(benches) + 2 :]:
         axis.set_axis_off()
     for axis, (method, title) in zip(axes, benches.items(), strict=False):
         for arm, beside in SCATTERED.items():
@@ -180,7 +194,32 @@ def _partners(results: Results, path: Path) -> None:
         title="From a trained encoder: which right partners?", xlabel="k-NN, gain over standard pairs, points"
     )
     last.set(yticks=[], ylim=(len(shown) - 0.5, -0.6))
+    _on_all_benches(results, axes[len(benches) + 1])
     _save(figure, path)
+
+
+def _on_all_benches(results: Results, axis: Any) -> None:
+    """AdaSim's gain on each bench against how many of its partners are right there."""
+    for method, (name, beside) in ALL_BENCHES.items():
+        gains, _, precision = _gains(results, method, "adasim")
+        if not gains:
+            continue
+        y = float(np.mean(gains))
+        axis.plot([precision] * len(gains), gains, ".", color=BLUE, alpha=0.6)
+        axis.plot(precision, y, "o", markersize=9, color=BLUE)
+        axis.annotate(
+            f"{name} ({len(gains)})",
+            (precision, y),
+            beside,
+            textcoords="offset points",
+            fontsize=10,
+            ha="left" if beside[0] > 0 else "right",
+            va="center",
+        )
+    axis.margins(y=0.14)
+    axis.axhline(0, color=BLACK, linewidth=1)
+    axis.set(title="AdaSim on all benches (seeds in brackets)", xlabel="partners of the image's class, %")
+    axis.set(ylabel="k-NN, gain over standard pairs, points", xlim=(28, 82))
 
 
 def _gains(results: Results, method: str, arm: str) -> tuple[list[float], float, float]:

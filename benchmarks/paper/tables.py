@@ -64,7 +64,7 @@ TABLES: dict[str, list[Cell]] = {
         *cells("late", "control:partner=right,nearest=0,farthest=0.1 control:partner=right,nearest=0.9", 3),
         *cells("late", "control:partner=right,share=0.05 control:partner=right,share=0.5", 3),
         *cells("late", "control:partner=any-right", 3),
-        # What these predict: more partners, or farther ones, behind the same gate; or as the paper has it for ResNets.
+        # What these predict: more partners, or farther ones, behind the same gate; the paper's w and K for ResNets.
         *cells("late", "adasim:k=20,tau=1 control:partner=two-steps adasim:window=1,k=10", 3),
     ],
     "quality": cells("late-low-3 late-low-12 late-low-40", "standard adasim control:partner=random", 2),
@@ -74,8 +74,8 @@ TABLES: dict[str, list[Cell]] = {
     ],
     "partners": cells("simsiam", CONTROLS, 3),
     "continued": [
-        *cells("cifar-96 clothes", "standard adasim control:partner=random", 2),
-        *cells("cifar-96 clothes", "nearest control:partner=right"),
+        *cells("cifar-96 clothes", "standard adasim nearest control:partner=random", 2),
+        *cells("cifar-96 clothes", "control:partner=right"),
     ],
     "weak": cells("simsiam-weak", "standard adasim confident oracle:p=0.5"),
 }
