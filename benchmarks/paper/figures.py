@@ -168,19 +168,8 @@ def _partners(results: Results, path: Path) -> None:
             if not gains:
                 continue
             own = arm.startswith(("adasim", "nearest"))
-            colour, y = BLUE if own else ORANGE, float(np.mean(gains))
-            axis.plot([precision] * len(gains), gains, ".", color=colour, alpha=0.6)
-            axis.plot(precision, y, "o" if own else "D", markersize=9, color=colour)
             name = f"{arm_name(arm)}\n{joined:.0f}% joined, {len(gains)} seed{'s' * (len(gains) > 1)}"
-            axis.annotate(
-                name,
-                (precision, y),
-                beside,
-                textcoords="offset points",
-                fontsize=10,
-                ha="left" if beside[0] > 0 else "right",
-                va="center",
-            )
+            _point(axis, precision, gains, own, name, beside)
         axis.margins(y=0.14)
         axis.axhline(0, color=BLACK, linewidth=1)
         axis.set(title=title, xlabel="partners of the image's class, %", xlim=(-4, 104))
@@ -209,22 +198,20 @@ def _on_all_benches(results: Results, axis: Any) -> None:
         gains, _, precision = _gains(results, method, "adasim")
         if not gains:
             continue
-        y = float(np.mean(gains))
-        axis.plot([precision] * len(gains), gains, ".", color=BLUE, alpha=0.6)
-        axis.plot(precision, y, "o", markersize=9, color=BLUE)
-        axis.annotate(
-            f"{name} ({len(gains)})",
-            (precision, y),
-            beside,
-            textcoords="offset points",
-            fontsize=10,
-            ha="left" if beside[0] > 0 else "right",
-            va="center",
-        )
+        _point(axis, precision, gains, True, f"{name} ({len(gains)})", beside)
     axis.margins(y=0.14)
     axis.axhline(0, color=BLACK, linewidth=1)
     axis.set(title="AdaSim on all benches (seeds in brackets)", xlabel="partners of the image's class, %")
     axis.set(ylabel="k-NN, gain over standard pairs, points", xlim=(0, 100))
+
+
+def _point(axis: Any, x: float, gains: list[float], ours: bool, name: str, beside: tuple[int, int]) -> None:
+    """The gain of each seed, their mean, and its name so many points beside and above it."""
+    colour, y = BLUE if ours else ORANGE, float(np.mean(gains))
+    axis.plot([x] * len(gains), gains, ".", color=colour, alpha=0.6)
+    axis.plot(x, y, "o" if ours else "D", markersize=9, color=colour)
+    side = "left" if beside[0] > 0 else "right"
+    axis.annotate(name, (x, y), beside, textcoords="offset points", fontsize=10, ha=side, va="center")
 
 
 def _gains(results: Results, method: str, arm: str) -> tuple[list[float], float, float]:
