@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from adasim.cli.demo import epochs_in_time, tell_if_busy
+from adasim.cli.demo import epochs_in_time, tell_if_busy, timed_epochs
 from adasim.util import machine
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
@@ -51,3 +51,11 @@ def test_the_demo_trains_fewer_epochs_where_all_would_take_much_more_than_three_
     assert epochs_in_time(910, images=3000, most=60) == 60  # 198 s
     assert epochs_in_time(600, images=3000, most=60) == 30  # 150 s
     assert epochs_in_time(11, images=3000, most=60) == 20
+
+
+def test_the_demo_times_again_before_it_calls_the_machine_slow() -> None:
+    speeds = iter([138.0, 1758.0, 1.0])
+    assert timed_epochs(lambda: next(speeds), 3000, 60) == (60, 1758.0)
+    assert next(speeds) == 1.0  # not asked for
+    slow = iter([100.0, 300.0, 200.0])
+    assert timed_epochs(lambda: next(slow), 3000, 60) == (20, 300.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +29,7 @@ _PATIENCE_S = 200
 """All epochs are trained where that takes less, about three minutes on two free cores; else as many as take:"""
 _TRAINING_S = 150
 _FEWEST = 20
+_TIMINGS = 3  # at most: somebody else's burst of a few seconds makes no slow machine
 
 
 @dataclass(kw_only=True)
@@ -70,8 +71,11 @@ def main(arguments: Sequence[str]) -> None:
     if epochs is None:
         images = open_images(config.data.source, size=config.views.size)
         with Distributed.start() as ranks:
-            speed = time_steps(config, images, ranks, seconds=3.0).images_per_second
-        epochs = epochs_in_time(speed, len(images), config.epochs)
+            epochs, speed = timed_epochs(
+                lambda: time_steps(config, images, ranks, seconds=3.0).images_per_second,
+                len(images),
+                config.epochs,
+            )
         if epochs < config.epochs:
             reason = (
                 f" instead of {config.epochs}: this machine trains {speed:,.0f} images/s now, and three minutes "
@@ -104,6 +108,17 @@ def main(arguments: Sequence[str]) -> None:
     write_page(out / "explore.html", explored)
     for file, what in FILES.items():
         console.print(Text.assemble(f"  {out / file}  ", (what, "dim")), soft_wrap=True)
+
+
+def timed_epochs(images_per_second: Callable[[], float], images: int, most: int) -> tuple[int, float]:
+    """How many epochs to train, and the best speed that was timed; again where that is not enough for all of them."""
+    epochs, best = 0, 0.0
+    for _ in range(_TIMINGS):
+        best = max(best, images_per_second())
+        epochs = epochs_in_time(best, images, most)
+        if epochs == most:
+            break
+    return epochs, best
 
 
 def epochs_in_time(images_per_second: float, images: int, most: int) -> int:
